@@ -1,0 +1,1 @@
+"""What anyone can check a DequantizePacked implementation against: exact expected values, payloads, comparison."""

@@ -1,0 +1,28 @@
+"""DequantizePacked of ONNX opset 29: GGUF/GGML packed tensors to floating point, bit for bit.
+
+``DequantizePacked`` plugs into ``onnx.reference.ReferenceEvaluator(model, new_ops=[DequantizePacked])``;
+``ReferenceEvaluator`` is that class with the operator plugged in everywhere; ``dequantize`` is the same as a function.
+Importing the package registers nothing with ``onnx``; ``register_schema`` does.
+"""
+
+from onnx_dqp.dequantize import dequantize
+from onnx_dqp.errors import PackedTensorError
+from onnx_dqp.evaluator import ReferenceEvaluator
+from onnx_dqp.formats import FORMATS, PackedFormat
+from onnx_dqp.op import DequantizePacked
+from onnx_dqp.rules import packed_size
+from onnx_dqp.schema import register_schema, schema
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FORMATS",
+    "DequantizePacked",
+    "PackedFormat",
+    "PackedTensorError",
+    "ReferenceEvaluator",
+    "dequantize",
+    "packed_size",
+    "register_schema",
+    "schema",
+]

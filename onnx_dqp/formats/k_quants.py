@@ -1,0 +1,129 @@
+"""K-quants: super-blocks of 256 elements in sub-blocks of 16 or 32, whose own scales (and minima) are quantized too."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnx_dqp.formats.registry import Blocks, packed_format
+from onnx_dqp.formats.unpack import planes, widen
+
+
+def _scales_and_mins(packed: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Q4_K's and Q5_K's eight 6-bit scales and eight 6-bit minima from 12 bytes: (n, 12) -> (n, 8) twice."""
+    first, second, rest = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scales = np.concatenate([first & 63, (rest & 15) | (first >> 6) << 4], axis=1)
+    mins = np.concatenate([second & 63, (rest >> 4) | (second >> 6) << 4], axis=1)
+    return scales, mins
+
+
+def _scale_and_shift(blocks: Blocks, codes: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
+    """Q4_K's and Q5_K's rule, ``(d * scale) * c - dmin * min``; ``codes`` (n, 8, 32)."""
+    scales, mins = _scales_and_mins(blocks["scales"])
+    y = out.reshape(codes.shape)
+    y[...] = codes
+    y *= (widen(blocks["d"]) * scales)[..., np.newaxis]
+    y -= (widen(blocks["dmin"]) * mins)[..., np.newaxis]
+
+
+@packed_format(
+    "gguf:q2_k",
+    ggml_type=10,
+    elements=256,
+    layout=[("scales", "u1", 16), ("qs", "u1", 64), ("d", "<f2"), ("dmin", "<f2")],
+)
+def q2_k(blocks: Blocks, out: NDArray[np.float32]) -> None:
+    """``y = (d * lo(scales[s])) * c - dmin * hi(scales[s])`` for the 16 elements of sub-block s.
+
+    Each half of ``qs`` (32 bytes) holds 128 elements in four 2-bit planes.
+    """
+    codes = planes(blocks["qs"].reshape(-1, 2, 32), 2)
+    nibbles = planes(blocks["scales"], 4)
+    y = out.reshape(-1, 16, 16)
+    y[...] = codes.reshape(y.shape)
+    y *= (widen(blocks["d"]) * nibbles[:, 0])[..., np.newaxis]
+    y -= (widen(blocks["dmin"]) * nibbles[:, 1])[..., np.newaxis]
+
+
+@packed_format(
+    "gguf:q3_k",
+    ggml_type=11,
+    elements=256,
+    layout=[("hmask", "u1", 32), ("qs", "u1", 64), ("scales", "u1", 12), ("d", "<f2")],
+)
+def q3_k(blocks: Blocks, out: NDArray[np.float32]) -> None:
+    """``y = (d * (scale - 32)) * c`` for the 16 elements of sub-block s.
+
+    c has two bits from ``qs``, as in Q2_K, and is 4 less unless its bit in ``hmask`` is set: plane s / 2,
+    byte 16 (s mod 2) + l. The 6-bit scales have their low nibbles in planes in ``scales[:8]``, their high
+    two bits in planes in ``scales[8:]``.
+    """
+    codes = planes(blocks["hmask"], 1)
+    codes <<= 2
+    codes |= planes(blocks["qs"].reshape(-1, 2, 32), 2).reshape(codes.shape)
+    signed = codes.view(np.int8)
+    signed -= 4
+    scales = planes(blocks["scales"][:, 8:], 2).reshape(-1, 16)
+    scales <<= 4
+    scales |= planes(blocks["scales"][:, :8], 4).reshape(scales.shape)
+    y = out.reshape(-1, 16, 16)
+    y[...] = signed.reshape(y.shape)
+    y *= (widen(blocks["d"]) * (scales.view(np.int8) - np.int8(32)))[..., np.newaxis]
+
+
+@packed_format(
+    "gguf:q4_k",
+    ggml_type=12,
+    elements=256,
+    layout=[("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("qs", "u1", 128)],
+)
+def q4_k(blocks: Blocks, out: NDArray[np.float32]) -> None:
+    """``y = (d * scale) * c - dmin * min`` for the 32 elements of sub-block s, scale and min of six bits each.
+
+    c is a nibble of ``qs[32 (s / 2) + l]``, the low one if s is even.
+    """
+    codes = planes(blocks["qs"].reshape(-1, 4, 32), 4)
+    _scale_and_shift(blocks, codes.reshape(-1, 8, 32), out)
+
+
+@packed_format(
+    "gguf:q5_k",
+    ggml_type=13,
+    elements=256,
+    layout=[("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("qh", "u1", 32), ("qs", "u1", 128)],
+)
+def q5_k(blocks: Blocks, out: NDArray[np.float32]) -> None:
+    """As Q4_K, with 16 added to c where bit s of ``qh[l]`` is set (element l of sub-block s)."""
+    codes = planes(blocks["qh"], 1)
+    codes <<= 4
+    codes |= planes(blocks["qs"].reshape(-1, 4, 32), 4).reshape(codes.shape)
+    _scale_and_shift(blocks, codes, out)
+
+
+@packed_format(
+    "gguf:q6_k",
+    ggml_type=14,
+    elements=256,
+    layout=[("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), ("d", "<f2")],
+)
+def q6_k(blocks: Blocks, out: NDArray[np.float32]) -> None:
+    """``y = (d * scales[i / 16]) * (c - 32)``.
+
+    In each half of 128 elements c has its low nibble from 64 bytes of ``ql`` in two planes, its high two bits
+    from 32 bytes of ``qh`` in four planes.
+    """
+    codes = planes(blocks["qh"].reshape(-1, 2, 32), 2)
+    codes <<= 4
+    codes |= planes(blocks["ql"].reshape(-1, 2, 64), 4).reshape(codes.shape)
+    signed = codes.view(np.int8)
+    signed -= 32
+    y = out.reshape(-1, 16, 16)
+    y[...] = signed.reshape(y.shape)
+    y *= (widen(blocks["d"]) * blocks["scales"])[..., np.newaxis]
+
+
+@packed_format("gguf:q8_k", ggml_type=15, elements=256, layout=[("d", "<f4"), ("qs", "i1", 256), ("bsums", "<i2", 16)])
+def q8_k(blocks: Blocks, out: NDArray[np.float32]) -> None:
+    """``y = d * c``, c is ``qs[i]`` and d a FLOAT; ``bsums``, kept for dot products, is not used."""
+    out[...] = blocks["qs"]
+    out *= widen(blocks["d"])

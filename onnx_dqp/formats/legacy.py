@@ -1,0 +1,65 @@
+"""ggml's first formats: 32 elements that share one scale, or a scale and a minimum."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnx_dqp.formats.registry import Blocks, packed_format
+from onnx_dqp.formats.unpack import bits, planes, widen
+
+
+def _five_bit_codes(blocks: Blocks) -> NDArray[np.uint8]:
+    codes = bits(blocks["qh"])
+    codes <<= 4
+    codes |= planes(blocks["qs"], 4).reshape(codes.shape)
+    return codes
+
+
+@packed_format("gguf:q4_0", ggml_type=2, elements=32, layout=[("d", "<f2"), ("qs", "u1", 16)])
+def q4_0(blocks: Blocks, out: NDArray[np.float32]) -> None:
+    """``y = (c - 8) * d``; c is the low nibble of ``qs[j]`` for element j < 16, the high one for element 16 + j."""
+    codes = planes(blocks["qs"], 4).view(np.int8)
+    codes -= 8
+    out[...] = codes.reshape(out.shape)
+    out *= widen(blocks["d"])
+
+
+@packed_format("gguf:q4_1", ggml_type=3, elements=32, layout=[("d", "<f2"), ("m", "<f2"), ("qs", "u1", 16)])
+def q4_1(blocks: Blocks, out: NDArray[np.float32]) -> None:
+    """``y = c * d + m``, codes as in Q4_0."""
+    out[...] = planes(blocks["qs"], 4).reshape(out.shape)
+    out *= widen(blocks["d"])
+    out += widen(blocks["m"])
+
+
+@packed_format("gguf:q5_0", ggml_type=6, elements=32, layout=[("d", "<f2"), ("qh", "<u4"), ("qs", "u1", 16)])
+def q5_0(blocks: Blocks, out: NDArray[np.float32]) -> None:
+    """``y = (c - 16) * d``; c is the nibble as in Q4_0, plus 16 if bit i of ``qh`` is set for element i."""
+    codes = _five_bit_codes(blocks).view(np.int8)
+    codes -= 16
+    out[...] = codes
+    out *= widen(blocks["d"])
+
+
+@packed_format(
+    "gguf:q5_1", ggml_type=7, elements=32, layout=[("d", "<f2"), ("m", "<f2"), ("qh", "<u4"), ("qs", "u1", 16)]
+)
+def q5_1(blocks: Blocks, out: NDArray[np.float32]) -> None:
+    """``y = c * d + m``, codes as in Q5_0."""
+    out[...] = _five_bit_codes(blocks)
+    out *= widen(blocks["d"])
+    out += widen(blocks["m"])
+
+
+@packed_format("gguf:q8_0", ggml_type=8, elements=32, layout=[("d", "<f2"), ("qs", "i1", 32)])
+def q8_0(blocks: Blocks, out: NDArray[np.float32]) -> None:
+    """``y = c * d``; c is ``qs[i]``."""
+    out[...] = blocks["qs"]
+    out *= widen(blocks["d"])
+
+
+@packed_format("gguf:q8_1", ggml_type=9, elements=32, layout=[("d", "<f2"), ("s", "<f2"), ("qs", "i1", 32)])
+def q8_1(blocks: Blocks, out: NDArray[np.float32]) -> None:
+    """``y = c * d``, as Q8_0; ``s``, a sum kept for dot products, is not used, even if it is NaN."""
+    q8_0(blocks, out)

@@ -1,0 +1,181 @@
+"""What the operator's contract demands of an identifier, a shape, a length and an output type, before any decoding.
+
+Rule numbers are the contract's: R1 identifier, R2 shape, R3 last dimension, R4 length, R9 types.
+Every function raises PackedTensorError with one line: what was found, what was expected. None allocates anything.
+"""
+
+from __future__ import annotations
+
+import difflib
+import operator
+import re
+import reprlib
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from onnx import TensorProto
+
+from onnx_dqp.errors import PackedTensorError
+from onnx_dqp.formats import FORMATS, PackedFormat
+
+OUTPUT_DTYPES: Mapping[int, np.dtype[Any]] = MappingProxyType(
+    {
+        int(TensorProto.FLOAT): np.dtype(np.float32),
+        int(TensorProto.FLOAT16): np.dtype(np.float16),
+        int(TensorProto.DOUBLE): np.dtype(np.float64),
+        int(TensorProto.BFLOAT16): np.dtype(ml_dtypes.bfloat16),
+    }
+)
+"""ONNX element type -> NumPy dtype, for the four types that the operator gives."""
+
+MAX_INT64 = 2**63 - 1
+
+_MAX_RANK: int = getattr(np, "MAXDIMS", 64)  # NumPy 1 has the constant (32); NumPy 2 has 64 and no constant
+
+_short = reprlib.Repr()
+_short.maxstring = 60
+_short.maxlist = _short.maxtuple = 8
+_short.maxlong = 60
+
+
+def find_format(identifier: object) -> PackedFormat:
+    """R1: the format of an identifier, which is case-sensitive and takes no parameters."""
+    if isinstance(identifier, str) and identifier in FORMATS:
+        return FORMATS[identifier]
+    if not isinstance(identifier, str):
+        raise PackedTensorError(f"format is of type {type(identifier).__name__}, expected a string")
+    # A bound on the length: matching is quadratic, and identifiers come from models of any origin.
+    lower = identifier[:64].lower()
+    base = re.split("[:?]", lower.removeprefix("gguf:"))[0]
+    near = [f"gguf:{base}"] if f"gguf:{base}" in FORMATS else difflib.get_close_matches(lower, FORMATS, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(FORMATS)}"
+    raise PackedTensorError(f"unknown format {_short.repr(identifier)}: {hint}")
+
+
+def check_dimensions(shape: object) -> tuple[int, ...]:
+    """R2: a shape of any format as Python integers, its rank at least 1, no dimension negative or over 63 bits."""
+    if isinstance(shape, (str, bytes, bytearray, memoryview)) or not isinstance(shape, (Sequence, np.ndarray)):
+        raise PackedTensorError(f"shape is of type {type(shape).__name__}, expected a list of integers")
+    try:
+        dims = tuple(_integer(dim) for dim in shape)
+    except TypeError:
+        raise PackedTensorError(f"shape is {_short.repr(shape)}, expected a list of integers") from None
+    if not dims:
+        raise PackedTensorError("shape is [], expected a rank of at least 1")
+    for dim in dims:
+        if dim < 0:
+            raise PackedTensorError(f"shape {show(dims)} has dimension {dim}, expected no negative dimension")
+        if dim > MAX_INT64:
+            raise PackedTensorError(f"shape {show(dims)} has a dimension over 2^63 - 1")
+    return dims
+
+
+def check_shape(format: PackedFormat, shape: object) -> tuple[int, ...]:
+    """R2 and R3: a shape of this format as Python integers."""
+    try:
+        dims = check_dimensions(shape)
+    except PackedTensorError as error:
+        raise PackedTensorError(f"{format.identifier}: {error}") from None
+    if dims[-1] % format.elements:
+        raise PackedTensorError(
+            f"{format.identifier}: the last dimension of shape {show(dims)} is {dims[-1]}, "
+            f"expected a multiple of {format.elements}, the elements of a block"
+        )
+    return dims
+
+
+def payload_size(format: PackedFormat, dims: tuple[int, ...]) -> int:
+    """R4: the length in bytes that ``x`` must have for a shape that was checked."""
+    rows = _product(dims[:-1])
+    size = rows * (dims[-1] // format.elements) * format.bytes
+    if max(size, rows * dims[-1]) > MAX_INT64:
+        raise PackedTensorError(
+            f"{format.identifier}: shape {show(dims)} has more elements or bytes than fit in 63 bits"
+        )
+    return size
+
+
+def packed_size(format: str, shape: Sequence[int]) -> int:
+    """Length of a packed tensor's payload.
+
+    Parameters
+    ----------
+    format
+        One of the identifiers in ``FORMATS``.
+    shape
+        The tensor's dimensions, in ONNX (row-major) order.
+
+    Returns
+    -------
+    The number of bytes that the operator's input ``x`` must have (rule R4), 0 where a dimension is 0.
+
+    Raises
+    ------
+    PackedTensorError
+        The identifier or the shape breaks rule R1, R2 or R3, or the length does not fit in 63 bits.
+    """
+    found = find_format(format)
+    return payload_size(found, check_shape(found, shape))
+
+
+def check_payload_size(format: PackedFormat, dims: tuple[int, ...], size: int) -> None:
+    """R4: refuse a payload whose length is not exactly what a checked shape needs."""
+    needed = payload_size(format, dims)
+    if size != needed:
+        rows, blocks = _product(dims[:-1]), dims[-1] // format.elements
+        raise PackedTensorError(
+            f"{format.identifier}: x has {_count(size, 'byte')}, but shape {show(dims)} needs {needed} "
+            f"({_count(rows, 'row')} x {_count(blocks, 'block')} x {format.bytes} bytes)"
+        )
+
+
+def check_output_dtype(output_dtype: object) -> np.dtype[Any]:
+    """R9: the NumPy dtype of an ONNX element type, one of the four that the operator gives."""
+    try:
+        return OUTPUT_DTYPES[_integer(output_dtype)]
+    except (TypeError, KeyError):
+        allowed = ", ".join(f"{TensorProto.DataType.Name(number)} ({number})" for number in OUTPUT_DTYPES)
+        raise PackedTensorError(f"output_dtype is {_short.repr(output_dtype)}, expected one of {allowed}") from None
+
+
+def check_array_fits(format: PackedFormat, dims: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Refuse what the contract allows but a NumPy array cannot have: too high a rank, or an empty shape too large."""
+    if len(dims) > _MAX_RANK:
+        raise PackedTensorError(
+            f"{format.identifier}: shape {show(dims)} has rank {len(dims)}, NumPy's arrays have at most {_MAX_RANK}"
+        )
+    if _product([dim for dim in dims if dim]) * dtype.itemsize > np.iinfo(np.intp).max:
+        raise PackedTensorError(
+            f"{format.identifier}: shape {show(dims)} is too large for a NumPy array, even where it is empty"
+        )
+
+
+def show(dims: Sequence[int]) -> str:
+    """A shape for a message: in ONNX's brackets, shortened where it is long."""
+    return _short.repr(list(dims))
+
+
+def _product(dims: Sequence[int]) -> int:
+    """The product, cut off once it passes 2^63 - 1: that of many large dimensions would take a minute."""
+    if 0 in dims:
+        return 0
+    product = 1
+    for dim in dims:
+        product *= dim
+        if product > MAX_INT64:
+            break
+    return product
+
+
+def _integer(value: object) -> int:
+    """Any integer but a bool, NumPy's included, as a Python int; anything else is a TypeError."""
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError
+    return operator.index(value)  # type: ignore[arg-type]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,140 @@
+"""The function: the inputs it takes, the array it gives, tiles, memory, lengths."""
+
+from __future__ import annotations
+
+import tracemalloc
+from importlib import import_module
+from math import prod
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest import TestCase, mock
+
+import numpy as np
+from helpers import FORMAT_ROWS, TYPE_ROWS, expected
+from hypothesis import given
+from hypothesis import strategies as st
+from parameterized import parameterized
+
+from conformance import payloads
+from conformance.compare import differing
+from onnx_dqp import FORMATS, PackedTensorError, dequantize, packed_size
+
+MIB = 1 << 20
+ENGINE = import_module("onnx_dqp.dequantize")  # the module; the package's attribute is the function
+Q4_0 = FORMATS["gguf:q4_0"]
+PAYLOAD = payloads.finite_blocks(Q4_0, 4, "inputs").tobytes()
+VALUES = expected(Q4_0, PAYLOAD)
+
+
+def spread(payload, step):
+    array = np.zeros(len(payload) * step, np.uint8)
+    array[::step] = np.frombuffer(payload, np.uint8)
+    return array[::step]
+
+
+def unaligned(payload):
+    return np.frombuffer(b"\0" + payload, np.uint8)[1:]
+
+
+class Inputs(TestCase):
+    @parameterized.expand(
+        [
+            ("bytes", PAYLOAD),
+            ("bytearray", bytearray(PAYLOAD)),
+            ("memoryview", memoryview(PAYLOAD)),
+            ("strided_memoryview", memoryview(b"".join(bytes([octet, 0]) for octet in PAYLOAD))[::2]),
+            ("read_only_array", np.frombuffer(PAYLOAD, np.uint8)),
+            ("writable_array", np.frombuffer(bytearray(PAYLOAD), np.uint8)),
+            ("non_contiguous_array", spread(PAYLOAD, 3)),
+            ("reversed_array", np.frombuffer(PAYLOAD[::-1], np.uint8)[::-1]),
+            ("unaligned_array", unaligned(PAYLOAD)),
+            ("broadcast_strides", np.broadcast_to(np.frombuffer(PAYLOAD, np.uint8), (1, len(PAYLOAD)))[0]),
+        ]
+    )
+    def test_kind(self, _, x):
+        actual = dequantize(x, "gguf:q4_0", [2, 64])
+        self.assertFalse(differing(actual.ravel(), VALUES).any())
+
+    def test_memory_mapped_file(self):
+        with TemporaryDirectory() as directory:
+            path = Path(directory, "payload")
+            path.write_bytes(b"head" + PAYLOAD)
+            x = np.memmap(path, np.uint8, "r", offset=4)
+            actual = dequantize(x, "gguf:q4_0", [2, 64])
+            self.assertIs(type(actual), np.ndarray)
+            self.assertFalse(differing(actual.ravel(), VALUES).any())
+
+    def test_the_input_is_not_changed(self):
+        x = np.frombuffer(bytearray(PAYLOAD), np.uint8)
+        for identifier, format in FORMATS.items():
+            x = np.arange(format.bytes, dtype=np.uint8)
+            dequantize(x, identifier, [format.elements])
+            np.testing.assert_array_equal(x, np.arange(format.bytes, dtype=np.uint8))
+
+    @parameterized.expand([("list", [2, 64]), ("tuple", (2, 64)), ("array", np.array([2, 64])), ("rank_1", [128])])
+    def test_shape(self, _, shape):
+        self.assertEqual(dequantize(PAYLOAD, "gguf:q4_0", shape).shape, tuple(shape))
+
+
+class Result(TestCase):
+    @parameterized.expand(TYPE_ROWS)
+    def test_is_new_contiguous_and_writable(self, _, output_dtype):
+        for shape in ([128], [4, 32], [1, 2, 1, 64], [2, 0, 32]):
+            actual = dequantize(PAYLOAD if prod(shape) else b"", "gguf:q4_0", shape, output_dtype)
+            self.assertEqual(list(actual.shape), shape)
+            self.assertTrue(actual.flags.c_contiguous and actual.flags.writeable and actual.flags.aligned)
+
+    @parameterized.expand([("first", [0, 256]), ("last", [3, 0]), ("all", [0, 0, 0]), ("rank_1", [0])])
+    def test_empty(self, _, shape):
+        for identifier in FORMATS:
+            self.assertEqual(dequantize(b"", identifier, shape).shape, tuple(shape))
+
+
+class Tiles(TestCase):
+    @parameterized.expand(FORMAT_ROWS)
+    def test_their_size_does_not_matter(self, _, format):
+        blocks = payloads.random_blocks(format, 2 * ENGINE.TILE_ELEMENTS // format.elements + 3, "tiles")
+        payload, shape = blocks.tobytes(), [len(blocks), format.elements]
+        for output_dtype in (1, 16):
+            whole = dequantize(payload, format.identifier, shape, output_dtype)
+            for elements in (format.elements, 5 * format.elements):
+                with mock.patch.object(ENGINE, "TILE_ELEMENTS", elements):
+                    head = dequantize(payload[: 33 * format.bytes], format.identifier, [33, shape[1]], output_dtype)
+                self.assertFalse(differing(head, whole[:33]).any())
+            tail = dequantize(payload[-4 * format.bytes :], format.identifier, [4, shape[1]], output_dtype)
+            self.assertFalse(differing(tail, whole[-4:]).any())
+
+
+class Memory(TestCase):
+    @parameterized.expand(FORMAT_ROWS)
+    def test_no_temporary_grows_with_the_tensor(self, _, format):
+        """8 Mi elements: a temporary of a byte an element would be 8 MiB."""
+        elements = 8 * MIB
+        x = np.zeros(elements // format.elements * format.bytes * 2, np.uint8)[::2]  # non-contiguous: the worst case
+        dequantize(b"\0" * format.bytes, format.identifier, [format.elements])  # reads the codebook
+        for output_dtype, size in ((1, 4), (10, 2), (11, 8), (16, 2)):
+            tracemalloc.start()
+            try:
+                dequantize(x, format.identifier, [elements // 256, 256], output_dtype)
+                peak = tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+            self.assertGreaterEqual(peak, elements * size)
+            self.assertLess(peak - elements * size, 7 * MIB)
+
+
+class PackedSize(TestCase):
+    @given(st.sampled_from(list(FORMATS.values())), st.lists(st.integers(0, 6), max_size=4), st.integers(0, 4))
+    def test_is_the_sum_over_rows_and_what_dequantize_takes(self, format, rows, blocks):
+        shape = [*rows, blocks * format.elements]
+        size = packed_size(format.identifier, shape)
+        self.assertEqual(size, sum(format.bytes for _ in range(blocks) for _ in np.ndindex(*rows)))
+        actual = dequantize(bytes(size), format.identifier, shape)
+        self.assertEqual(list(actual.shape), shape)
+        for wrong in {size - 1, size + 1} - {-1}:
+            with self.assertRaises(PackedTensorError):
+                dequantize(bytes(wrong), format.identifier, shape)
+
+    def test_of_a_shape_that_no_machine_holds(self):
+        self.assertEqual(packed_size("gguf:q4_0", [2**40, 2**20]), 2**55 * 18)
+        self.assertEqual(packed_size("gguf:q4_0", [0, 2**62, 2**62]), 0)
