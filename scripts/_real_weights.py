@@ -25,7 +25,9 @@ def read() -> RealWeights:
     """Read the committed files by their manifest."""
     manifest: dict[str, Any] = json.loads(FOLDER.joinpath("manifest.json").read_text(encoding="utf-8"))
     weights = np.frombuffer(FOLDER.joinpath("weights.bin").read_bytes(), "<f4").reshape(manifest["shape"])
-    payloads = {identifier: FOLDER.joinpath(row["file"]).read_bytes() for identifier, row in manifest["formats"].items()}
+    payloads = {
+        identifier: FOLDER.joinpath(row["file"]).read_bytes() for identifier, row in manifest["formats"].items()
+    }
     return RealWeights(weights, payloads)
 
 

@@ -52,14 +52,14 @@ def quantize_by_definition(format: PackedFormat, weights: NDArray[np.float32]) -
 
 def accuracy(rows: list[tuple[PackedFormat, float]]) -> str:
     """The document with the table of errors."""
+    magika, libggml = version("magika"), version("libggml-python")
     table = "\n".join(f"| {f.name} | {f.bits_per_element:.4g} | {error:.3g} |" for f, error in rows)
     return f"""\
 # What each format costs
 
-The error of {np.prod(SHAPE):,} real trained weights in each format: the root mean square of (decoded - original), divided
-by that of the originals. The weights are part of a convolution of the content-type model in the package
-`magika` {version("magika")} (Apache-2.0), quantized by ggml's own quantizers (`libggml-python` {version("libggml-python")}, \
-uniform importance);
+The error of {np.prod(SHAPE):,} real trained weights in each format: the root mean square of (decoded - original),
+divided by that of the originals. The weights are part of a convolution of the content-type model in the package
+`magika` {magika} (Apache-2.0), quantized by ggml's own quantizers (`libggml-python` {libggml}, uniform importance);
 Q8_1 and Q8_K, for which ggml has none, by the formats' definition. `scripts/make_real_weights.py` writes this file.
 
 One slice of one model ranks formats of like size only roughly; it shows the order of magnitude.

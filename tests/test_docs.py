@@ -1,0 +1,88 @@
+"""The documents are true: their tables, their examples, their links."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from unittest import TestCase
+
+import onnx_dqp
+from onnx_dqp import FORMATS, PackedTensorError, dequantize
+
+ROOT = Path(__file__).parent.parent
+README = ROOT.joinpath("README.md").read_text(encoding="utf-8")
+DECODING = ROOT.joinpath("docs", "decoding.md").read_text(encoding="utf-8")
+
+
+def notation(layout):
+    """A layout as docs/decoding.md writes it."""
+    fields = []
+    for name in layout.names:
+        item = layout[name].base
+        kind = f"({notation(item)})" if item.names else f"{item.kind}{8 * item.itemsize}"
+        fields.append(f"{name}: {kind}" + "".join(f"[{n}]" for n in layout[name].shape))
+    return ", ".join(fields)
+
+
+class Readme(TestCase):
+    def test_its_table_of_formats(self):
+        rows = re.findall(r"^\| `(gguf:\w+)` \| (\d+) \| (\d+) \| (\S+) \|$", README, re.MULTILINE)
+        table = [(f.identifier, str(f.elements), str(f.bytes), f"{f.bits_per_element:.4g}") for f in FORMATS.values()]
+        self.assertEqual(rows, table)
+
+    def test_its_table_of_names(self):
+        section = README[README.index("| name | what |") : README.index("## Formats")]
+        named = set(re.findall(r"`(\w+)(?:\([^`]*\))?`", "\n".join(re.findall(r"^\| (.*?) \|", section, re.MULTILINE))))
+        self.assertEqual(named, set(onnx_dqp.__all__) - {"PackedFormat"})
+
+    def test_its_examples_run(self):
+        examples = re.findall(r"<!-- test: \w+ -->\n```python\n(.*?)```", README, re.DOTALL)
+        self.assertEqual(len(examples), README.count("```python"))
+        for example in examples:
+            exec(compile(example.replace("print(", "str("), "README.md", "exec"), {})
+
+    def test_its_error_messages(self):
+        block = re.search(r"```text\n(.*?)```", README, re.DOTALL)[1].splitlines()
+        found = []
+        for arguments in ((bytes(287), "gguf:q4_k", [2, 256]), (b"", "gguf:Q4_K", [256])):
+            with self.assertRaises(PackedTensorError) as caught:
+                dequantize(*arguments)
+            found.append(str(caught.exception))
+        self.assertEqual(found, block)
+
+    def test_its_dependency_bounds(self):
+        pyproject = ROOT.joinpath("pyproject.toml").read_text(encoding="utf-8")
+        for name in ("onnx", "numpy", "ml_dtypes"):
+            bound = re.search(rf'"{name}>=([\d.]+)"', pyproject)[1]
+            self.assertIn(f"`{name}` {bound}", README)
+
+
+class Decoding(TestCase):
+    def test_its_layouts(self):
+        found = {}
+        for heading, _, rows in re.findall(r"<!-- layout -->\n(\|.*\|)\n(\|.*\|)\n((?:\|.*\|\n)+)", DECODING):
+            names = [cell.strip() for cell in heading.strip("|").split("|")]
+            for row in rows.splitlines():
+                cells = dict(zip(names, (cell.strip() for cell in row.strip("|").split("|")), strict=True))
+                found[cells["format"]] = (int(cells["S"]), cells["layout"])
+        self.assertEqual(found, {f.name: (f.bytes, notation(f.layout)) for f in FORMATS.values()})
+
+    def test_its_codebooks(self):
+        for name, rows, columns in re.findall(r"\| (iq\w+), (\d+) rows of (\d) \|", DECODING):
+            shape = onnx_dqp.formats.i_quants.codebook(name).shape
+            self.assertEqual((int(rows), int(columns)), shape)
+
+
+class Links(TestCase):
+    def test_lead_to_files_and_headings(self):
+        for path in (ROOT / "README.md", *ROOT.joinpath("docs").glob("*.md")):
+            text = path.read_text(encoding="utf-8")
+            anchors = {
+                re.sub(r"[^\w\- ]", "", h).strip().lower().replace(" ", "-")
+                for h in re.findall(r"^#+ (.*)$", text, re.M)
+            }
+            for target in re.findall(r"\]\(([^)]+)\)", text):
+                if target.startswith("#"):
+                    self.assertIn(target[1:], anchors, path.name)
+                elif not target.startswith("http"):
+                    self.assertTrue(path.parent.joinpath(target).exists(), f"{path.name}: {target}")
