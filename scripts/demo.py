@@ -53,7 +53,7 @@ def main() -> int:
             f"{format.bits_per_element:.4g}",
             f"{y.size:,}",
             f"{relative_rms_error(y, real.weights):.3f}",
-            "[red]%d differ[/]" % differences if differences else f"[green]all {y.size:,}[/]",
+            f"[red]{differences} differ[/]" if differences else f"[green]all {y.size:,}[/]",
         )
     Console().print(table)
     return 1 if wrong else 0
