@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 
 __all__ = ["BFLOAT16", "DOUBLE", "FLOAT", "FLOAT16", "FORMATS", "Binary", "Number", "decode"]
@@ -71,6 +71,7 @@ class Number:
 NAN = Number(False, Fraction(0), nan=True)
 
 
+@cache
 def integer(value: int) -> Number:
     """An integer as a number; 0 is +0, as a converted integer is."""
     return Number(value < 0, Fraction(abs(value)))
@@ -101,6 +102,7 @@ class Binary:
         """The bits of +infinity."""
         return ((1 << self.exponent_bits) - 1) << self.fraction_bits
 
+    @lru_cache(maxsize=1 << 12)  # noqa: B019: there are four of these
     def number(self, bits: int) -> Number:
         """The number that a bit pattern stands for, exactly."""
         fraction = bits & ((1 << self.fraction_bits) - 1)
@@ -123,13 +125,17 @@ class Binary:
             return sign | self.infinity
         if number.magnitude == 0:
             return sign
-        # The spacing of values around the magnitude, as a power of two, not below that of the subnormals.
-        magnitude = number.magnitude
-        exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
-        if magnitude < Fraction(2) ** exponent:
+        # The exponent of the leading bit, not below that of the subnormals; values there are a unit apart.
+        numerator, denominator = number.magnitude.numerator, number.magnitude.denominator
+        exponent = numerator.bit_length() - denominator.bit_length()
+        if numerator << max(-exponent, 0) < denominator << max(exponent, 0):
             exponent -= 1
         exponent = max(exponent, 1 - self.bias)
-        units = round(magnitude / Fraction(2) ** (exponent - self.fraction_bits))  # Fraction rounds ties to even
+        unit = exponent - self.fraction_bits
+        units, rest = divmod(numerator << max(-unit, 0), denominator << max(unit, 0))
+        half = (denominator << max(unit, 0)) - 2 * rest  # negative: the rest is over half a unit
+        if half < 0 or (half == 0 and units % 2):
+            units += 1
         # Units of at least 2**fraction_bits carry into the exponent field by themselves, to infinity at the top.
         return sign | min(((exponent + self.bias - 1) << self.fraction_bits) + units, self.infinity)
 
