@@ -1,37 +1,50 @@
-# Everything runs in .venv, made when it is missing. PYTHON chooses the interpreter (3.10 or newer).
+# Everything runs in a virtual environment, made when it is missing.
+# make demo PYTHON=python3.12 VENV=elsewhere: another interpreter (3.10 or newer), another place.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test lint check benchmark memory clean
+.PHONY: help demo test lint check benchmark memory clean
 
-demo: $(VENV)/installed
+help:
+	@echo "demo       decode real weights in all formats with ONNX's ReferenceEvaluator, as a table"
+	@echo "test       run the tests"
+	@echo "lint       ruff and mypy"
+	@echo "check      generated files and the package are what the scripts make"
+	@echo "benchmark  time every format beside gguf-py and ggml (a minute)"
+	@echo "memory     peak memory of every format and type, 256 Mi elements (minutes)"
+	@echo "clean      remove what these have made"
+
+demo: $(VENV)/demo
 	$(BIN)/python scripts/demo.py
 
-test: $(VENV)/installed
+test: $(VENV)/dev
 	$(BIN)/python -m pytest
 
-lint: $(VENV)/installed
+lint: $(VENV)/dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-check: $(VENV)/installed
+check: $(VENV)/dev
 	$(BIN)/python scripts/extract_codebooks.py --check
 	$(BIN)/python scripts/make_real_weights.py --check
 	$(BIN)/python scripts/check_package.py
 
-benchmark: $(VENV)/installed
+benchmark: $(VENV)/dev
 	$(BIN)/python scripts/benchmark.py
 
-memory: $(VENV)/installed
+memory: $(VENV)/dev
 	$(BIN)/python scripts/measure_memory.py
 
-$(VENV)/installed: pyproject.toml
-	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 10) or sys.exit("Python 3.10 or newer is needed; %s is %d.%d (make PYTHON=...)" % (sys.executable, *v))'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	touch $@
+# The extras demo and dev; a file of that name says that one is installed.
+$(VENV)/demo $(VENV)/dev: $(VENV)/%: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("Python 3.10 or newer is needed, %s is older: make PYTHON=..." % sys.executable)'
+	@echo "installing into $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@
 
 clean:
-	rm -rf .venv .venvs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venvs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,7 +1,7 @@
 """An independent decoder: plain Python, one element at a time, exact rational arithmetic, one rounding.
 
-This is the source of every expected value in the project. It shares nothing with the decoders in ``onnx_dqp``: it has
-its own description of the 27 formats and reads the codebook files, nothing else.
+The test data's expected values come from here. It shares nothing with the decoders in ``onnx_dqp``: it has its own
+description of the 27 formats and reads the codebook files, nothing else.
 
 A value is a :class:`Number`: a rational with a sign, so that a zero has one, or an infinity, or NaN. Products and sums
 follow IEEE 754 in all but rounding: they are exact. ``decode`` rounds the result once to FLOAT and then converts the
@@ -102,7 +102,7 @@ class Binary:
         """The bits of +infinity."""
         return ((1 << self.exponent_bits) - 1) << self.fraction_bits
 
-    @lru_cache(maxsize=1 << 12)  # noqa: B019: there are four of these
+    @lru_cache(maxsize=1 << 12)  # noqa: B019 - there are four of these
     def number(self, bits: int) -> Number:
         """The number that a bit pattern stands for, exactly."""
         fraction = bits & ((1 << self.fraction_bits) - 1)
@@ -133,8 +133,8 @@ class Binary:
         exponent = max(exponent, 1 - self.bias)
         unit = exponent - self.fraction_bits
         units, rest = divmod(numerator << max(-unit, 0), denominator << max(unit, 0))
-        half = (denominator << max(unit, 0)) - 2 * rest  # negative: the rest is over half a unit
-        if half < 0 or (half == 0 and units % 2):
+        below_half = (denominator << max(unit, 0)) - 2 * rest
+        if below_half < 0 or (below_half == 0 and units % 2):
             units += 1
         # Units of at least 2**fraction_bits carry into the exponent field by themselves, to infinity at the top.
         return sign | min(((exponent + self.bias - 1) << self.fraction_bits) + units, self.infinity)
@@ -223,9 +223,17 @@ def decode(identifier: str, payload: bytes, output: Binary = FLOAT) -> Iterator[
     Yields
     ------
     The bits of each element; every NaN is the positive quiet NaN without a payload.
+
+    Raises
+    ------
+    ValueError
+        The identifier is unknown, or the payload is not whole blocks.
     """
+    if identifier not in FORMATS:
+        raise ValueError(f"unknown format {identifier!r}")
     rule = FORMATS[identifier]
-    assert len(payload) % rule.bytes == 0, "payload must be whole blocks"
+    if len(payload) % rule.bytes:
+        raise ValueError(f"{identifier}: the payload has {len(payload)} bytes, expected whole blocks of {rule.bytes}")
     for start in range(0, len(payload), rule.bytes):
         block = payload[start : start + rule.bytes]
         for i in range(rule.elements):

@@ -26,17 +26,21 @@ NO_QUANTIZER = frozenset({"gguf:q8_1", "gguf:q8_k"})
 
 @cache
 def library() -> ctypes.CDLL:
-    """Load ``libggml-base.so``.
+    """Load ggml's base library.
 
     Raises
     ------
     ImportError
-        The package ``libggml-python`` is not installed.
+        The package ``libggml-python`` is not installed, or has no library for this platform.
     """
     spec = find_spec("libggml")
     if spec is None or spec.origin is None:
         raise ImportError("ggml's compiled library is not installed: pip install onnx_dqp[ggml]")
-    loaded = ctypes.CDLL(str(Path(spec.origin).parent / "lib64" / "libggml-base.so"))
+    names = ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll")
+    found = [path for name in names for path in Path(spec.origin).parent.rglob(name)]
+    if not found:
+        raise ImportError("libggml-python has no library for this platform")
+    loaded = ctypes.CDLL(str(found[0]))
     loaded.ggml_quantize_chunk.restype = ctypes.c_size_t
     loaded.ggml_quantize_requires_imatrix.restype = ctypes.c_bool
     return loaded
@@ -47,23 +51,66 @@ def _pointer(array: NDArray[np.generic]) -> ctypes.c_void_p:
 
 
 def dequantize(format: PackedFormat, payload: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Decode whole blocks, a C-contiguous uint8 array of rank 1, with ``dequantize_row_<format>``."""
+    """Decode with ``dequantize_row_<format>``.
+
+    Parameters
+    ----------
+    format
+        Any but those of ``NO_DECODER``.
+    payload
+        Whole blocks: uint8 of rank 1, C-contiguous.
+
+    Returns
+    -------
+    The elements, of rank 1.
+
+    Raises
+    ------
+    ValueError
+        ggml has no decoder for the format, or the payload is not as described.
+    """
+    if format.identifier in NO_DECODER:
+        raise ValueError(f"ggml has no decoder for {format.identifier}")
+    if payload.dtype != np.uint8 or payload.ndim != 1 or not payload.flags.c_contiguous:
+        raise ValueError("the payload is expected to be a contiguous uint8 array of rank 1")
+    if payload.size % format.bytes:
+        raise ValueError(f"the payload has {payload.size} bytes, expected whole blocks of {format.bytes}")
     name = format.identifier.removeprefix("gguf:")
     name = name.removesuffix("_k") + "_K" if name.endswith("_k") else name
     out = np.empty(payload.size // format.bytes * format.elements, np.float32)
-    assert payload.flags.c_contiguous
     library()[f"dequantize_row_{name}"](_pointer(payload), _pointer(out), ctypes.c_int64(out.size))
     return out
 
 
 def quantize(format: PackedFormat, weights: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Quantize weights (rows, elements) with ``ggml_quantize_chunk``; importance is uniform where it needs any."""
+    """Quantize with ``ggml_quantize_chunk``; importance is uniform where the format needs any.
+
+    Parameters
+    ----------
+    format
+        Any but those of ``NO_QUANTIZER``.
+    weights
+        Shape (rows, elements), whole blocks a row.
+
+    Returns
+    -------
+    The payload, of rank 1.
+
+    Raises
+    ------
+    ValueError
+        ggml has no quantizer for the format, or a row is not whole blocks.
+    """
+    if format.identifier in NO_QUANTIZER:
+        raise ValueError(f"ggml has no quantizer for {format.identifier}")
     rows, per_row = weights.shape
+    if per_row % format.elements:
+        raise ValueError(f"a row has {per_row} elements, expected whole blocks of {format.elements}")
     source = np.ascontiguousarray(weights, np.float32)
     payload = np.empty(rows * per_row // format.elements * format.bytes, np.uint8)
     needs_importance = library().ggml_quantize_requires_imatrix(format.ggml_type)  # without, it aborts the process
     importance = np.ones(per_row, np.float32)
-    written = library().ggml_quantize_chunk(
+    library().ggml_quantize_chunk(
         ctypes.c_int(format.ggml_type),
         _pointer(source),
         _pointer(payload),
@@ -72,5 +119,4 @@ def quantize(format: PackedFormat, weights: NDArray[np.float32]) -> NDArray[np.u
         ctypes.c_int64(per_row),
         _pointer(importance) if needs_importance else None,
     )
-    assert written == payload.size, f"ggml wrote {written} bytes, expected {payload.size}"
     return payload

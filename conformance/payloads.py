@@ -19,11 +19,15 @@ from onnx_dqp.formats.registry import Blocks
 __all__ = [
     "SPECIAL_FLOAT",
     "SPECIAL_FLOAT16",
-    "code_sweeps",
+    "field_sweeps",
     "fields",
     "finite_blocks",
+    "ordinary_blocks",
     "random_blocks",
+    "scale_bits",
+    "scale_size",
     "scale_sweep",
+    "scales",
     "set_scale",
 ]
 
@@ -52,15 +56,28 @@ def random_blocks(format: PackedFormat, count: int, name: str) -> Blocks:
 
 
 def finite_blocks(format: PackedFormat, count: int, name: str) -> Blocks:
-    """Random blocks whose floating-point scales are finite."""
+    """Random blocks whose floating-point scales are finite: with an exponent bit clear, it is not that of infinity."""
     blocks = random_blocks(format, count, name)
-    for field in fields(blocks).values():
-        if field.dtype.kind == "f":
-            # Clear an exponent bit: the largest exponent, of infinities and NaN, has them all.
-            bits = field.view(f"<u{field.dtype.itemsize}")
-            bits &= 0xBFFF if field.dtype.itemsize == 2 else 0xBFFFFFFF
-    if format.name == "IQ1_M":
-        blocks["scales"][:, 3] &= 0xBFFF
+    for scale in scales(format):
+        is_float = scale_size(format) == 4
+        set_scale(format, blocks, scale_bits(format, blocks, scale) & (0xBFFFFFFF if is_float else 0xBFFF), scale)
+    return blocks
+
+
+def ordinary_blocks(format: PackedFormat, count: int, name: str, largest: int = 0, binades: int = 8) -> Blocks:
+    """Random blocks whose scales are normal numbers of either sign, in some binades up to that of 2**largest.
+
+    NVFP4's scale bytes, which have but 15 binades, stay random.
+    """
+    blocks = random_blocks(format, count, name)
+    for scale in scales(format):
+        fraction_bits, bias, sign = (23, 127, 0x80000000) if scale_size(format) == 4 else (10, 15, 0x8000)
+        bits = scale_bits(format, blocks, scale)
+        exponent = largest + bias - (bits >> fraction_bits) % binades
+        fraction = bits & ((1 << fraction_bits) - 1)
+        set_scale(format, blocks, bits & sign | exponent << fraction_bits | fraction, scale)
+    if format.name == "MXFP4":
+        blocks["e"] = 127 + largest - blocks["e"] % binades
     return blocks
 
 
@@ -75,22 +92,44 @@ def fields(blocks: Blocks) -> dict[str, NDArray[Any]]:
     return found
 
 
-def set_scale(format: PackedFormat, blocks: Blocks, bits: int, field: str = "d") -> None:
-    """Give all blocks one scale, by its bits; IQ1_M's is spread over the top nibbles of ``scales``."""
+def scales(format: PackedFormat) -> list[str]:
+    """Names of the floating-point fields (IQ1_M's d, which no field holds, included)."""
     if format.name == "IQ1_M":
-        nibbles = [bits >> shift & 15 for shift in (0, 4, 8, 12)]
-        blocks["scales"] = blocks["scales"] & 0x0FFF | np.array(nibbles, np.uint16) << 12
+        return ["d"]
+    return [name for name, view in fields(random_blocks(format, 1, "")).items() if view.dtype.kind == "f"]
+
+
+def scale_size(format: PackedFormat) -> int:
+    """Bytes of a floating-point field: 4 in Q8_K, 2 in the others."""
+    return 4 if format.name == "Q8_K" else 2
+
+
+def scale_bits(format: PackedFormat, blocks: Blocks, scale: str = "d") -> NDArray[np.int64]:
+    """The bits of each block's scale."""
+    if format.name == "IQ1_M":
+        return (blocks["scales"] >> 12).astype(np.int64) @ (1 << np.array([0, 4, 8, 12]))
+    view = np.ascontiguousarray(blocks[scale])
+    return view.view(f"<u{view.dtype.itemsize}").astype(np.int64)
+
+
+def set_scale(format: PackedFormat, blocks: Blocks, bits: int | NDArray[np.int64], scale: str = "d") -> None:
+    """Give all blocks one scale, or each its own, by bits; IQ1_M's is spread over the top nibbles of ``scales``."""
+    bits = np.asarray(bits, np.int64)
+    if format.name == "IQ1_M":
+        nibbles = bits[..., np.newaxis] >> np.array([0, 4, 8, 12]) & 15
+        blocks["scales"] = blocks["scales"] & 0x0FFF | (nibbles << 12).astype(np.uint16)
     else:
-        view = fields(blocks)[field]
-        view[...] = np.array(bits, f"<u{view.dtype.itemsize}").view(view.dtype)
+        dtype = format.layout[scale]
+        blocks[scale] = bits.astype(f"<u{dtype.itemsize}").view(dtype)
 
 
-def code_sweeps(format: PackedFormat) -> Iterator[Blocks]:
-    """Blocks with finite scales in which the integer fields take all their values, at all positions.
+def field_sweeps(format: PackedFormat) -> Iterator[Blocks]:
+    """Blocks in which the integer fields take all their values, at all positions; floating-point scales are finite.
 
     - Each pair of fields: every byte of one is v, every byte of the other w, for all v and for w = 0x00, 0x11, …, 0xFF
       (which gives all combinations of a low index byte and up to four high index bits).
-    - Each 16-bit field: every item is v, for all 65,536 v: all 9-bit rows with all 7-bit sign patterns.
+    - Each 16-bit field: every item is v, for all 65,536 v: all 9-bit rows with all 7-bit sign patterns. (IQ1_M's scales
+      are such a field, so that its d takes values that are not finite.)
     - Each 32-bit field: every item has one 7-bit pattern four times, and each value of the top four bits.
     """
     integers = [name for name, view in fields(random_blocks(format, 1, "")).items() if view.dtype.kind in "iu"]
@@ -121,9 +160,9 @@ def _fill(blocks: Blocks, name: str, values: Any) -> None:
 def scale_sweep(format: PackedFormat, repeats: int = 4) -> Blocks:
     """Blocks with every special value of the floating-point scales (all pairs where there are two).
 
-    MXFP4's and NVFP4's byte scales take all their values in ``code_sweeps``.
+    MXFP4's and NVFP4's byte scales take all their values in ``field_sweeps``.
     """
-    names = ["d"] if format.name == "IQ1_M" else _float_scales(format)
+    names = scales(format)
     if not names:
         return random_blocks(format, 0, "")
     special = SPECIAL_FLOAT if format.name == "Q8_K" else SPECIAL_FLOAT16
@@ -133,8 +172,3 @@ def scale_sweep(format: PackedFormat, repeats: int = 4) -> Blocks:
         for name, scale in zip(names, bits, strict=True):
             set_scale(format, blocks[i * repeats : (i + 1) * repeats], scale, name)
     return blocks
-
-
-def _float_scales(format: PackedFormat) -> list[str]:
-    """Names of the floating-point fields."""
-    return [name for name, view in fields(random_blocks(format, 1, "")).items() if view.dtype.kind == "f"]

@@ -12,7 +12,7 @@ from onnx_dqp.errors import PackedTensorError
 from onnx_dqp.formats import PackedFormat
 from onnx_dqp.rules import check_dimensions, check_output_dtype, check_shape, find_format, payload_size
 
-TYPES = {"format": AttributeProto.STRING, "shape": AttributeProto.INTS, "output_dtype": AttributeProto.INT}
+ATTRIBUTE_TYPES = {"format": AttributeProto.STRING, "shape": AttributeProto.INTS, "output_dtype": AttributeProto.INT}
 """The operator's attributes and their types."""
 
 DEFAULT_OUTPUT_DTYPE = int(TensorProto.FLOAT)
@@ -39,19 +39,17 @@ def read_attributes(attributes: Iterable[AttributeProto]) -> Attributes:
     given: dict[str, AttributeProto] = {}
     for attribute in attributes:
         name = attribute.name
-        if name not in TYPES:
-            raise PackedTensorError(f"unknown attribute {name[:60]!r}, expected {', '.join(TYPES)}")
+        if name not in ATTRIBUTE_TYPES:
+            raise PackedTensorError(f"unknown attribute {name[:60]!r}, expected {', '.join(ATTRIBUTE_TYPES)}")
         if name in given:
             raise PackedTensorError(f"attribute {name!r} is given twice, expected once")
-        if attribute.type != TYPES[name]:
-            type_name = AttributeProto.AttributeType.Name
-            raise PackedTensorError(
-                f"attribute {name!r} has type {type_name(attribute.type)}, expected {type_name(TYPES[name])}"
-            )
+        if attribute.type != ATTRIBUTE_TYPES[name]:
+            found, wanted = (AttributeProto.AttributeType.Name(t) for t in (attribute.type, ATTRIBUTE_TYPES[name]))
+            raise PackedTensorError(f"attribute {name!r} has type {found}, expected {wanted}")
         given[name] = attribute
     for name in ("format", "shape"):
         if name not in given:
-            raise PackedTensorError(f"attribute {name!r} is missing, expected it to be given")
+            raise PackedTensorError(f"attribute {name!r} is missing, and has no default")
 
     values: dict[str, Any] = {"output_dtype": DEFAULT_OUTPUT_DTYPE}
     for name, attribute in given.items():

@@ -18,10 +18,11 @@ from onnx_dqp.rules import (
     check_shape,
     find_format,
     show,
+    type_name,
 )
 
 TILE_ELEMENTS = 1 << 18
-"""Elements decoded at a time: 1 MiB of FLOAT, which with a decoder's scratch stays in a core's second-level cache."""
+"""Elements decoded at a time: 1 MiB of FLOAT, so that scratch does not grow with the tensor."""
 
 Payload = NDArray[np.uint8] | bytes | bytearray | memoryview
 
@@ -73,15 +74,19 @@ def _as_bytes(x: object) -> NDArray[np.uint8]:
     if isinstance(x, (bytes, bytearray)):
         x = memoryview(x)
     if isinstance(x, memoryview):
-        if x.format.lstrip("@=<>!") != "B":
-            raise PackedTensorError(f"x is a memoryview of format {x.format!r}, expected 'B' (unsigned bytes)")
+        try:
+            item = x.format
+        except ValueError:
+            raise PackedTensorError("x is a released memoryview, expected one of bytes") from None
+        if item.lstrip("@=<>!") != "B":
+            raise PackedTensorError(f"x is a memoryview of format {item[:20]!r}, expected 'B' (unsigned bytes)")
         x = np.asarray(x)
     if not isinstance(x, np.ndarray):
         raise PackedTensorError(
-            f"x is of type {type(x).__name__}, expected a uint8 array of rank 1, bytes, bytearray or memoryview"
+            f"x is of type {type_name(x)}, expected a uint8 array of rank 1, bytes, bytearray or memoryview"
         )
     if x.dtype != np.uint8:
-        raise PackedTensorError(f"x has element type {x.dtype}, expected uint8")
+        raise PackedTensorError(f"x has element type {x.dtype.name[:20]}, expected uint8")
     if x.ndim != 1:
         raise PackedTensorError(f"x has rank {x.ndim} (shape {show(x.shape)}), expected rank 1")
     return np.asarray(x)

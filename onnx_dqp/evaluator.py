@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-import numpy as np
+import onnx.inliner
 import onnx.reference
-from numpy.typing import NDArray
-from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, NodeProto
 from onnx.model_container import ModelContainer
 from onnx.reference.op_run import OpRun
 
@@ -20,82 +19,78 @@ from onnx_dqp.op import DequantizePacked
 class ReferenceEvaluator(onnx.reference.ReferenceEvaluator):
     """``onnx.reference.ReferenceEvaluator`` that knows DequantizePacked everywhere.
 
-    The plain class does not hand ``new_ops`` on to model-local functions, needs the functions of a model in the
-    order of their calls, and demands every attribute of a function although some have a default; this one does not
-    have these limits.
+    The plain class does not hand ``new_ops`` on to model-local functions. This one inlines them first, with ``onnx``'s
+    own inliner, so that nested calls, functions in subgraphs, and attributes by reference, by default or left out mean
+    what they mean in shape inference; and a node in a function is refused when the evaluator is built.
 
     Parameters
     ----------
     proto
         A ModelProto, GraphProto, FunctionProto, NodeProto, ModelContainer, serialized model or path.
     opsets, functions, verbose, options
-        As in the base class.
+        As in the base class. A model with functions is copied, by way of protobuf's serialization: it may have at most
+        2 GiB, external data not counted.
     new_ops
-        Further operators, which come before DequantizePacked; handed on to functions too.
+        Further operators, which come before DequantizePacked.
+
+    Raises
+    ------
+    PackedTensorError
+        A DequantizePacked node breaks a rule that its attributes tell.
+    ValueError
+        Functions call one another in a circle.
     """
 
     def __init__(
         self,
         proto: Any,
         opsets: dict[str, int] | None = None,
-        functions: Iterable[FunctionProto | onnx.reference.ReferenceEvaluator] | None = None,
+        functions: Any = None,
         verbose: int = 0,
         new_ops: Iterable[type[OpRun]] | None = None,
         **options: Any,
     ) -> None:
-        operators: list[type[OpRun]] = [*(new_ops or ()), DequantizePacked]
-        self._container = proto if isinstance(proto, ModelContainer) else None
-        if isinstance(proto, ModelContainer):
-            proto = proto.model_proto
-        elif isinstance(proto, bytes):
+        if isinstance(proto, bytes):
             proto = onnx.load_from_string(proto)
         elif isinstance(proto, (str, os.PathLike)):
             proto = onnx.load(proto)
-        evaluated = proto
-        if isinstance(proto, ModelProto) and opsets is None and functions is None:
-            # The base class makes evaluators of a model's functions without new_ops; given the graph and ready
-            # evaluators instead, it has nothing to make.
-            evaluated, functions = proto.graph, proto.functions
-            opsets = {opset.domain: opset.version for opset in proto.opset_import}
-        ready = None
-        if functions is not None:
-            ready = _function_evaluators(type(self), functions, verbose=verbose, new_ops=operators, **options)
-        super().__init__(evaluated, opsets, ready, verbose=verbose, new_ops=operators, **options)
-        self.proto_ = proto
-        if isinstance(proto, FunctionProto):
-            # The base class demands these of every call; but a call may leave out what its nodes have a default for.
-            self.attributes_ = []
-
-    def retrieve_external_data(self, initializer: TensorProto) -> NDArray[np.generic]:
-        """Return an initializer's external data from the ModelContainer that the evaluator was given."""
-        self.container_ = self._container
-        return super().retrieve_external_data(initializer)
-
-    def run(
-        self, output_names: Any, feed_inputs: Any, attributes: dict[str, Any] | None = None, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Run the model; a function's attributes that its caller leaves out have their default values."""
-        if isinstance(self.proto_, FunctionProto) and attributes is not None:
-            attributes = {a.name: _python_value(a) for a in self.proto_.attribute_proto} | attributes
-        return super().run(output_names, feed_inputs, attributes, *args, **kwargs)
+        if isinstance(proto, ModelProto) and proto.functions:
+            proto = _inlined(proto)
+        elif isinstance(proto, ModelContainer) and proto.model_proto.functions:
+            container, proto = proto, ModelContainer()
+            proto.model_proto = _inlined(container.model_proto)
+            proto.large_initializers = container.large_initializers
+        operators: list[type[OpRun]] = [*(new_ops or ()), DequantizePacked]
+        super().__init__(proto, opsets, functions, verbose=verbose, new_ops=operators, **options)
 
 
-def _function_evaluators(
-    cls: type[ReferenceEvaluator],
-    functions: Iterable[FunctionProto | onnx.reference.ReferenceEvaluator],
-    **arguments: Any,
-) -> list[onnx.reference.ReferenceEvaluator]:
-    """An evaluator for each function, each given those of the functions that it calls."""
-    functions = list(functions)
-    evaluators = {(f.proto_.domain, f.proto_.name): f for f in functions if not isinstance(f, FunctionProto)}
-    protos = {(f.domain, f.name): f for f in functions if isinstance(f, FunctionProto)}
-    calls = {
-        key: {(node.domain, node.op_type) for node in _all_nodes(function.node)} & protos.keys()
-        for key, function in protos.items()
-    }
-    for key in TopologicalSorter(calls).static_order():
-        evaluators[key] = cls(protos[key], functions=list(evaluators.values()), **arguments)
-    return list(evaluators.values())
+def _inlined(model: ModelProto) -> ModelProto:
+    """A copy of the model without functions, but for those of another opset, which the inliner leaves as they are."""
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    # Two things that the inliner does not do: it drops references to attributes that have a default, and it does not
+    # import the opsets of what it takes out of functions.
+    functions = {(f.domain, f.name, f.overload): f for f in copy.functions}
+    calls = {key: {_called(node) for node in _all_nodes(f.node)} & functions.keys() for key, f in functions.items()}
+    try:
+        TopologicalSorter(calls).prepare()
+    except CycleError as error:  # the inliner of onnx up to 1.21 would crash
+        circle = " -> ".join(name for _, name, _ in error.args[1])
+        raise ValueError(f"functions call one another in a circle: {circle}") from None
+    for node in _all_nodes([*copy.graph.node, *(node for f in copy.functions for node in f.node)]):
+        called = functions.get(_called(node))
+        if called is not None:
+            given = {attribute.name for attribute in node.attribute}
+            node.attribute.extend(default for default in called.attribute_proto if default.name not in given)
+    imported = {opset.domain for opset in copy.opset_import}
+    for function in copy.functions:
+        copy.opset_import.extend(opset for opset in function.opset_import if opset.domain not in imported)
+        imported |= {opset.domain for opset in function.opset_import}
+    return onnx.inliner.inline_local_functions(copy)
+
+
+def _called(node: NodeProto) -> tuple[str, str, str]:
+    return node.domain, node.op_type, node.overload
 
 
 def _all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
@@ -105,16 +100,3 @@ def _all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
         for attribute in node.attribute:
             for graph in (attribute.g, *attribute.graphs):
                 yield from _all_nodes(graph.node)
-
-
-def _python_value(attribute: AttributeProto) -> Any:
-    """An attribute's value as ONNX's operators get it."""
-    value = onnx.helper.get_attribute_value(attribute)
-    match attribute.type:
-        case AttributeProto.STRING:
-            return value.decode("utf-8")
-        case AttributeProto.STRINGS:
-            return [item.decode("utf-8") for item in value]
-        case AttributeProto.TENSOR:
-            return onnx.numpy_helper.to_array(value)
-    return value

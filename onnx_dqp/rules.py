@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import operator
 import re
-import reprlib
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -35,39 +34,68 @@ MAX_INT64 = 2**63 - 1
 
 _MAX_RANK: int = getattr(np, "MAXDIMS", 64)  # NumPy 1 has the constant (32); NumPy 2 has 64 and no constant
 
-_short = reprlib.Repr()
-_short.maxstring = 60
-_short.maxlist = _short.maxtuple = 8
-_short.maxlong = 60
+_SHOWN_DIMENSIONS = 8
+_SHOWN_CHARACTERS = 60
+_MOST_DIMENSIONS = 1 << 16
+"""Of a shape that is looked at; a larger rank is refused before its dimensions are."""
+
+
+def show(dims: Sequence[int]) -> str:
+    """A shape for a message: in ONNX's brackets, shortened where it is long."""
+    shown = [_shown_integer(dim) for dim in dims[:_SHOWN_DIMENSIONS]]
+    return f"[{', '.join(shown)}{', ...' if len(dims) > _SHOWN_DIMENSIONS else ''}]"
+
+
+def _shown(value: object) -> str:
+    """Any value for a message, on one line and not long: an integer or string, or else its type."""
+    if isinstance(value, (str, bytes)):
+        return repr(value[:_SHOWN_CHARACTERS]) + ("..." if len(value) > _SHOWN_CHARACTERS else "")
+    if isinstance(value, (bool, np.bool_)):
+        return str(bool(value))
+    if isinstance(value, int):
+        return _shown_integer(value)
+    return f"of type {type_name(value)}"
+
+
+def type_name(value: object) -> str:
+    """The name of a value's type, on one line and not long."""
+    return " ".join(type(value).__name__.split())[:_SHOWN_CHARACTERS]
+
+
+def _shown_integer(value: int) -> str:
+    return str(value) if value.bit_length() <= 64 else f"an integer of {value.bit_length()} bits"
 
 
 def find_format(identifier: object) -> PackedFormat:
     """R1: the format of an identifier, which is case-sensitive and takes no parameters."""
-    if isinstance(identifier, str) and identifier in FORMATS:
-        return FORMATS[identifier]
     if not isinstance(identifier, str):
-        raise PackedTensorError(f"format is of type {type(identifier).__name__}, expected a string")
+        raise PackedTensorError(f"format is of type {type_name(identifier)}, expected a string")
+    identifier = str(identifier)  # of a subclass: it may not be hashable
+    if identifier in FORMATS:
+        return FORMATS[identifier]
     # A bound on the length: matching is quadratic, and identifiers come from models of any origin.
     lower = identifier[:64].lower()
     base = re.split("[:?]", lower.removeprefix("gguf:"))[0]
-    near = [f"gguf:{base}"] if f"gguf:{base}" in FORMATS else difflib.get_close_matches(lower, FORMATS, n=3)
+    near = [f"gguf:{base}"] if f"gguf:{base}" in FORMATS else difflib.get_close_matches(lower, FORMATS, n=3, cutoff=0.7)
     hint = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(FORMATS)}"
-    raise PackedTensorError(f"unknown format {_short.repr(identifier)}: {hint}")
+    raise PackedTensorError(f"unknown format {_shown(identifier)}: {hint}")
 
 
 def check_dimensions(shape: object) -> tuple[int, ...]:
     """R2: a shape of any format as Python integers, its rank at least 1, no dimension negative or over 63 bits."""
     if isinstance(shape, (str, bytes, bytearray, memoryview)) or not isinstance(shape, (Sequence, np.ndarray)):
-        raise PackedTensorError(f"shape is of type {type(shape).__name__}, expected a list of integers")
-    try:
-        dims = tuple(_integer(dim) for dim in shape)
-    except TypeError:
-        raise PackedTensorError(f"shape is {_short.repr(shape)}, expected a list of integers") from None
-    if not dims:
+        raise PackedTensorError(f"shape is of type {type_name(shape)}, expected a list of integers")
+    if isinstance(shape, np.ndarray) and shape.ndim != 1:
+        raise PackedTensorError(f"shape is an array of rank {shape.ndim}, expected a list of integers")
+    if not len(shape):
         raise PackedTensorError("shape is [], expected a rank of at least 1")
+    if len(shape) > _MOST_DIMENSIONS:
+        raise PackedTensorError(f"shape has rank {len(shape)}, expected at most {_MOST_DIMENSIONS}")
+    dims = tuple(_dimension(dim) for dim in shape)
     for dim in dims:
         if dim < 0:
-            raise PackedTensorError(f"shape {show(dims)} has dimension {dim}, expected no negative dimension")
+            text = f"shape {show(dims)} has dimension {_shown_integer(dim)}, expected no negative dimension"
+            raise PackedTensorError(text)
         if dim > MAX_INT64:
             raise PackedTensorError(f"shape {show(dims)} has a dimension over 2^63 - 1")
     return dims
@@ -138,7 +166,9 @@ def check_output_dtype(output_dtype: object) -> np.dtype[Any]:
         return OUTPUT_DTYPES[_integer(output_dtype)]
     except (TypeError, KeyError):
         allowed = ", ".join(f"{TensorProto.DataType.Name(number)} ({number})" for number in OUTPUT_DTYPES)
-        raise PackedTensorError(f"output_dtype is {_short.repr(output_dtype)}, expected one of {allowed}") from None
+        raise PackedTensorError(
+            f"output_dtype is {_shown(output_dtype)}, expected the number of one of {allowed}"
+        ) from None
 
 
 def check_array_fits(format: PackedFormat, dims: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -153,11 +183,6 @@ def check_array_fits(format: PackedFormat, dims: tuple[int, ...], dtype: np.dtyp
         )
 
 
-def show(dims: Sequence[int]) -> str:
-    """A shape for a message: in ONNX's brackets, shortened where it is long."""
-    return _short.repr(list(dims))
-
-
 def _product(dims: Sequence[int]) -> int:
     """The product, cut off once it passes 2^63 - 1: that of many large dimensions would take a minute."""
     if 0 in dims:
@@ -168,6 +193,13 @@ def _product(dims: Sequence[int]) -> int:
         if product > MAX_INT64:
             break
     return product
+
+
+def _dimension(value: object) -> int:
+    try:
+        return _integer(value)
+    except TypeError:
+        raise PackedTensorError(f"shape has an item that is {_shown(value)}, expected a list of integers") from None
 
 
 def _integer(value: object) -> int:

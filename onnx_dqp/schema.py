@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, defs, helper
 
-from onnx_dqp.attributes import DEFAULT_OUTPUT_DTYPE, TYPES, Attributes, read_attributes
+from onnx_dqp.attributes import ATTRIBUTE_TYPES, DEFAULT_OUTPUT_DTYPE, Attributes, read_attributes
 from onnx_dqp.errors import PackedTensorError
 from onnx_dqp.formats import FORMATS
 from onnx_dqp.rules import check_payload_size
@@ -48,7 +48,11 @@ How the bytes of each format become values: docs/decoding.md of the onnx_dqp pro
 
 
 def schema() -> defs.OpSchema:
-    """Make the operator's schema, since version 29 of the main domain; its document text states the rules."""
+    """Make the operator's schema, since version 29 of the main domain; its document text states the rules.
+
+    A new object each time, registered nowhere, with type and shape inference, which raises
+    ``onnx.shape_inference.InferenceError``.
+    """
     table = "\n".join(f"| `{f.identifier}` | {f.elements} | {f.bytes} |" for f in FORMATS.values())
     made = defs.OpSchema(
         OP_TYPE,
@@ -90,8 +94,13 @@ _registering = threading.Lock()
 def register_schema() -> None:
     """Make ``onnx.checker`` and ``onnx.shape_inference`` know the operator.
 
-    Where ``onnx`` has it already, from an earlier call or as its own, nothing changes. The schema is taken out again
-    when the interpreter exits: with a Python inference function left in the registry, onnx 1.20 to 1.22 crash there.
+    Where ``onnx`` has it already, from an earlier call or as its own, nothing changes. Raises nothing. Evaluation
+    does not look at schemas: it still needs ``new_ops`` or ``onnx_dqp.ReferenceEvaluator``.
+
+    ``onnx`` takes the newest version among its schemas for its own opset: from here on
+    ``onnx.defs.onnx_opset_version()`` is at least 29, and so is the opset of models that ``onnx.helper.make_model`` is
+    not given one for. The schema is taken out again when the interpreter exits: with a Python inference function left
+    in the registry, onnx 1.20 to 1.22 crash there.
     """
     with _registering:
         if not defs.has(OP_TYPE, SINCE_VERSION, DOMAIN):
@@ -111,10 +120,12 @@ def _infer(context: Any) -> None:
     InferenceError is what its own operators raise.
     """
     try:
-        found = (context.get_attribute(name) for name in TYPES)
+        found = (context.get_attribute(name) for name in ATTRIBUTE_TYPES)
         attributes = read_attributes(a for a in found if a is not None)
-        if context.get_num_inputs() > 0:
-            _check_input(context.get_input_type(0), attributes)
+        for what, count in (("input", context.get_num_inputs()), ("output", context.get_num_outputs())):
+            if count != 1:
+                raise PackedTensorError(f"the node has {count} {what}s, expected 1")
+        _check_input(context.get_input_type(0), attributes)
     except PackedTensorError as error:
         raise onnx.shape_inference.InferenceError(f"{OP_TYPE}: {error}") from None
     if attributes.output_dtype is not None:  # onnx takes no output type without an element type
@@ -127,17 +138,19 @@ def _check_input(input_type: onnx.TypeProto | None, attributes: Attributes) -> N
         return
     kind = input_type.WhichOneof("value")
     if kind != "tensor_type":
-        raise PackedTensorError(f"x is a {str(kind).removesuffix('_type')}, expected a tensor")
+        raise PackedTensorError(f"x is of kind {str(kind).removesuffix('_type')}, expected a tensor")
     tensor = input_type.tensor_type
     if tensor.elem_type not in (TensorProto.UNDEFINED, TensorProto.UINT8):
-        name = TensorProto.DataType.Name(tensor.elem_type)
+        known = tensor.elem_type in TensorProto.DataType.values()
+        name = TensorProto.DataType.Name(tensor.elem_type) if known else tensor.elem_type
         raise PackedTensorError(f"x has element type {name}, expected UINT8")
     if not tensor.HasField("shape"):
         return
     if len(tensor.shape.dim) != 1:
         raise PackedTensorError(f"x has rank {len(tensor.shape.dim)}, expected rank 1")
     length = tensor.shape.dim[0]
-    if length.HasField("dim_value") and attributes.format is not None and attributes.dims is not None:
+    known = length.HasField("dim_value") and length.dim_value >= 0
+    if known and attributes.format is not None and attributes.dims is not None:
         check_payload_size(attributes.format, attributes.dims, length.dim_value)
 
 

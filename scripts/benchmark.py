@@ -5,6 +5,10 @@ Repetitions of the contenders are interleaved; each column of ratios is the medi
 
 from __future__ import annotations
 
+from _command import require
+
+require("dev", "gguf", "libggml", "rich")
+
 import argparse
 import statistics
 import time
@@ -12,6 +16,7 @@ from collections.abc import Callable
 
 import gguf
 import numpy as np
+from _command import positive
 from rich.console import Console
 from rich.table import Table
 
@@ -19,13 +24,12 @@ from conformance import ggml
 from onnx_dqp import FORMATS, PackedFormat, dequantize
 
 MIB = 1 << 20
-UNKNOWN_TO_GGUF = {"Q8_1", "Q8_K", "Q1_0", "Q2_0"}
 
 
 def contenders(format: PackedFormat, payload: np.ndarray, elements: int) -> dict[str, Callable[[], object]]:
     """What to time, by name; each makes a fresh output."""
     found: dict[str, Callable[[], object]] = {"onnx_dqp": lambda: dequantize(payload, format.identifier, [elements])}
-    if format.name not in UNKNOWN_TO_GGUF:
+    if hasattr(gguf.quants, format.name):
         kind = gguf.GGMLQuantizationType[format.name]
         found["gguf-py"] = lambda: gguf.quants.dequantize(payload, kind)
     if format.identifier not in ggml.NO_DECODER:
@@ -55,8 +59,8 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--formats", nargs="+", choices=list(FORMATS), default=list(FORMATS), metavar="FORMAT")
-    parser.add_argument("--mebi-elements", type=int, default=16, help="size of the tensor, in Mi elements")
-    parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--mebi-elements", type=positive, default=16, help="size of the tensor, in Mi elements")
+    parser.add_argument("--repeat", type=positive, default=7)
     arguments = parser.parse_args()
     elements = arguments.mebi_elements * MIB
     table = Table(title=f"{arguments.mebi_elements} Mi elements to FLOAT, one thread")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from _command import require
+
+require("dev", "build")
+
 import subprocess
 import sys
 import tarfile

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from _command import require
+
+require("data", "gguf")
+
 import gguf.quants
 import numpy as np
 from _generated import Generated, main
@@ -14,7 +18,7 @@ def text(name: str) -> bytes:
     quant = getattr(gguf.quants, name.upper())
     quant.init_grid()
     rows = quant.grid[0, 0].astype(np.int8)
-    lines = [f"# {name.upper()} codebook, {len(rows)} rows; from gguf.quants (MIT, The ggml authors)"]
+    lines = [f"# {name.upper()} codebook, {len(rows)} rows; from gguf.quants (MIT, see THIRD_PARTY_NOTICES)"]
     lines += [" ".join(f"{value:2d}" for value in row) for row in rows]
     return ("\n".join(lines) + "\n").encode("ascii")
 

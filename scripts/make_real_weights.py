@@ -6,6 +6,10 @@ them. With --check, shows that the committed files are what the script writes.
 
 from __future__ import annotations
 
+from _command import require
+
+require("data", "libggml", "magika")
+
 import hashlib
 import json
 from importlib.metadata import version
@@ -18,7 +22,8 @@ from _generated import Generated, main
 from _real_weights import relative_rms_error
 from numpy.typing import NDArray
 
-from conformance import exact, ggml
+from conformance import ggml
+from conformance.expected import expected
 from onnx_dqp import FORMATS, PackedFormat
 
 MODEL = "models/standard_v3_3/model.onnx"
@@ -78,8 +83,7 @@ def generate() -> Generated:
     for identifier, format in FORMATS.items():
         by_ggml = identifier not in ggml.NO_QUANTIZER
         payload = (ggml.quantize if by_ggml else quantize_by_definition)(format, weights).tobytes()
-        decoded = np.fromiter(exact.decode(identifier, payload), np.uint32).view(np.float32).reshape(SHAPE)
-        errors.append((format, relative_rms_error(decoded, weights)))
+        errors.append((format, relative_rms_error(expected(identifier, payload).reshape(SHAPE), weights)))
         file = f"{format.name.lower()}.bin"
         written[file] = payload
         entries[identifier] = {

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from _command import require
+
+require("dev", "rich")
+
 import argparse
 import resource
 import subprocess
 import sys
 
 import numpy as np
+from _command import positive
 from rich.console import Console
 from rich.table import Table
 
@@ -36,7 +41,7 @@ def measure(identifier: str, output_dtype: int, elements: int) -> int:
 def main() -> None:
     """Print a table: formats down, output types across, MiB in the cells."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mebi-elements", type=int, default=256, help="size of the tensor, in Mi elements")
+    parser.add_argument("--mebi-elements", type=positive, default=256, help="size of the tensor, in Mi elements")
     parser.add_argument("--one", nargs=2, metavar=("FORMAT", "TYPE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:

@@ -13,22 +13,22 @@ from onnx_dqp.codebooks import codebook
 
 IQ2 = [8, 25, 43]
 ROWS = [
-    ("iq2_xxs", (256, 8), IQ2, "3edac24f742fe79123e3c1796e148050d4db4ea7fbc7bcaa13df220947209a56"),
-    ("iq2_xs", (512, 8), IQ2, "639cb83ff8eb2cff5497cff9a079db1913172448aaff881995c088058b6ce6d6"),
-    ("iq2_s", (1024, 8), IQ2, "65d1c22ec8968dbf91c137563cd43e7f252ab35f9769478a8a8c02e265facb4b"),
+    ("iq2_xxs", (256, 8), IQ2, "972f165307d2fa0ebb6ceebef3c8fb3c34dffb6db0a248937209b2b8f5aaa7bd"),
+    ("iq2_xs", (512, 8), IQ2, "fae9c8b5a904459e6b3851a518374f51d71f55434de97f2c8727310c87e55a02"),
+    ("iq2_s", (1024, 8), IQ2, "c43e0796edaff8fcd3314400f5bab76892fadfa7d5f9c95dc654a6933b5afc5f"),
     (
         "iq3_xxs",
         (256, 4),
         [4, 12, 20, 28, 36, 44, 52, 62],
-        "82eb4ea5a933cf53d39b1429bf3a003d17c0f6fd8052581e4bec669202a58a2a",
+        "b39119ab23c79249d413669ffc0e40e71ed58174c8604e260305465ae4237d69",
     ),
     (
         "iq3_s",
         (512, 4),
         [1, 3, 5, 7, 9, 11, 13, 15],
-        "f805ed5fa31e57af56f5b9d6b08d3b9e0e55f73bc36470048c04d57c3a68e786",
+        "d8e194e0ebe7966b6b8035a6f7faf71e577e38ecf9c2e115e21e0c55b2dcf2d0",
     ),
-    ("iq1_s", (2048, 8), [-1, 0, 1], "d33c6d8fb77d6b7bc938daa8126a68524bb8a95cdbce11ca218d6b6a145ae489"),
+    ("iq1_s", (2048, 8), [-1, 0, 1], "1c94b3dfbb6071959714c77e1c52a34feea8ed581a98bdb1cb93c4e4e10bfc8b"),
 ]
 
 

@@ -6,12 +6,13 @@ import warnings
 from unittest import TestCase
 
 import numpy as np
-from helpers import FORMAT_ROWS, TYPE_ROWS, TYPES
+from helpers import FORMAT_ROWS, TYPE_ROWS
 from onnx import TensorProto
 from parameterized import parameterized
 
 from conformance import exact, payloads
 from conformance.compare import differing
+from conformance.expected import BINARIES
 from onnx_dqp import FORMATS, dequantize
 from onnx_dqp.rules import OUTPUT_DTYPES
 
@@ -40,7 +41,7 @@ def neighbourhoods(halfway):
 
 class Conversion(TestCase):
     def check(self, floats, output_dtype):
-        binary, dtype = TYPES[output_dtype], OUTPUT_DTYPES[output_dtype]
+        binary, dtype = BINARIES[output_dtype], OUTPUT_DTYPES[output_dtype]
         bits = [binary.round(exact.FLOAT.number(int(b))) for b in np.asarray(floats, np.float32).view(np.uint32)]
         reference = np.array(bits, f"u{dtype.itemsize}").view(dtype)
         self.assertFalse(differing(converted(floats, output_dtype), reference).any())

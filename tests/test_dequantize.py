@@ -10,20 +10,21 @@ from tempfile import TemporaryDirectory
 from unittest import TestCase, mock
 
 import numpy as np
-from helpers import FORMAT_ROWS, TYPE_ROWS, expected
+from helpers import FORMAT_ROWS, TYPE_ROWS
 from hypothesis import given
 from hypothesis import strategies as st
 from parameterized import parameterized
 
 from conformance import payloads
 from conformance.compare import differing
+from conformance.expected import expected
 from onnx_dqp import FORMATS, PackedTensorError, dequantize, packed_size
 
 MIB = 1 << 20
 ENGINE = import_module("onnx_dqp.dequantize")  # the module; the package's attribute is the function
 Q4_0 = FORMATS["gguf:q4_0"]
 PAYLOAD = payloads.finite_blocks(Q4_0, 4, "inputs").tobytes()
-VALUES = expected(Q4_0, PAYLOAD)
+VALUES = expected(Q4_0.identifier, PAYLOAD)
 
 
 def spread(payload, step):

@@ -68,7 +68,9 @@ class Decoding(TestCase):
         self.assertEqual(found, {f.name: (f.bytes, notation(f.layout)) for f in FORMATS.values()})
 
     def test_its_codebooks(self):
-        for name, rows, columns in re.findall(r"\| (iq\w+), (\d+) rows of (\d) \|", DECODING):
+        documented = re.findall(r"\| (iq\w+), (\d+) rows of (\d) \|", DECODING)
+        self.assertEqual(len(documented), 7)
+        for name, rows, columns in documented:
             shape = onnx_dqp.formats.i_quants.codebook(name).shape
             self.assertEqual((int(rows), int(columns)), shape)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
+import pickle
 from collections.abc import Mapping
 from unittest import TestCase
 
@@ -11,9 +13,10 @@ from helpers import FORMAT_ROWS
 from parameterized import parameterized
 
 from conformance import exact, ggml
+from conformance.compare import differing
 from onnx_dqp import FORMATS, PackedFormat
 
-# The contract's table, and each field's offset, item type and number of items, from ggml-common.h's structures.
+# The operator's table, and each field's offset, item type and number of items, in the order of ggml's structures.
 CONTRACT = {
     "q4_0": (32, 18, "d@0 <f2, qs@2 u1 16"),
     "q4_1": (32, 20, "d@0 <f2, m@2 <f2, qs@4 u1 16"),
@@ -45,21 +48,26 @@ CONTRACT = {
 }
 
 
-def fields(layout):
+def described(layout):
     """A layout in the notation of the table above, its byte order as it is on a little-endian host."""
     texts = []
     for name in layout.names:
         dtype, offset = layout.fields[name]
         item = dtype.base
-        text = f"({fields(item)})" if item.names else item.str.removeprefix("|")
+        text = f"({described(item)})" if item.names else item.str.removeprefix("|")
         texts.append(f"{name}@{offset} {text}" + "".join(f" {n}" for n in dtype.shape))
     return ", ".join(texts)
 
 
 class Table(TestCase):
     def test_is_the_contracts_in_its_order(self):
-        found = {f.identifier: (f.elements, f.bytes, fields(f.layout)) for f in FORMATS.values()}
+        found = {f.identifier: (f.elements, f.bytes, described(f.layout)) for f in FORMATS.values()}
         self.assertEqual(list(found.items()), [(f"gguf:{name}", row) for name, row in CONTRACT.items()])
+
+    def test_a_format_is_one_object(self):
+        for format in FORMATS.values():
+            self.assertIs(pickle.loads(pickle.dumps(format)), format)
+            self.assertIs(copy.deepcopy(format), format)
 
     def test_is_read_only(self):
         self.assertIsInstance(FORMATS, Mapping)
@@ -74,7 +82,7 @@ class Table(TestCase):
         self.assertEqual(format.identifier, f"gguf:{name.lower()}")
         self.assertEqual(format.bits_per_element, 8 * format.bytes / format.elements)
         self.assertNotEqual(format.__doc__, PackedFormat.__doc__)
-        self.assertRegex(format.__doc__, "``y = |^As |``, as")
+        self.assertRegex(format.__doc__, "^``y = ")
 
     @parameterized.expand(FORMAT_ROWS)
     def test_no_multibyte_field_is_of_native_order(self, _, format):
@@ -121,4 +129,4 @@ class ByteOrder(TestCase):
             with np.errstate(all="ignore"):
                 format.decode(some, out)
             results.append(out)
-        np.testing.assert_array_equal(*results)
+        self.assertFalse(differing(*results).any())

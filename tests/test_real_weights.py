@@ -10,11 +10,12 @@ from unittest import TestCase
 
 import numpy as np
 from _real_weights import FOLDER, read, relative_rms_error
-from helpers import FORMAT_ROWS, expected
+from helpers import FORMAT_ROWS
 from parameterized import parameterized
 
 from conformance import ggml
 from conformance.compare import differing
+from conformance.expected import expected
 from onnx_dqp import dequantize, packed_size
 
 REAL = read()
@@ -38,7 +39,7 @@ class RealWeights(TestCase):
         payload = REAL.payloads[format.identifier]
         self.assertEqual(len(payload), packed_size(format.identifier, REAL.weights.shape))
         if format.identifier in ggml.NO_DECODER:
-            reference = expected(format, payload)
+            reference = expected(format.identifier, payload)
         else:
             reference = ggml.dequantize(format, np.frombuffer(payload, np.uint8))
         self.assertFalse(differing(self.decoded(format).ravel(), reference).any())

@@ -30,7 +30,11 @@ _E4M3_HALF = _unsigned_e4m3_half()
 
 @packed_format("gguf:mxfp4", ggml_type=39, elements=32, layout=[("e", "u1"), ("qs", "u1", 16)])
 def mxfp4(blocks: Blocks, out: NDArray[np.float32]) -> None:
-    """``y = P[c] * 2**(e - 128)``; P is twice E2M1, codes as in Q4_0, and e any byte."""
+    """``y = P[c] * 2**(e - 128)`` for any byte e; P is twice the E2M1 value.
+
+    c is the low nibble of ``qs[j]`` for element j < 16, the high one for element 16 + j.
+    P = 0 1 2 3 4 6 8 12 0 -1 -2 -3 -4 -6 -8 -12.
+    """
     out[...] = lookup(_E2M1_TWICE, planes(blocks["qs"], 4)).reshape(out.shape)
     out *= _E8M0_HALF[blocks["e"]][:, np.newaxis]
 
@@ -38,6 +42,8 @@ def mxfp4(blocks: Blocks, out: NDArray[np.float32]) -> None:
 @packed_format("gguf:nvfp4", ggml_type=40, elements=64, layout=[("d", "u1", 4), ("qs", "u1", 32)])
 def nvfp4(blocks: Blocks, out: NDArray[np.float32]) -> None:
     """``y = P[c] * U(d[s])`` for the 16 elements of sub-block s; U is half the unsigned E4M3 value.
+
+    P is twice the E2M1 value, as in MXFP4; U(0x00) and U(0x7F) are 0, and bit 7 is ignored otherwise.
 
     c is a nibble of ``qs[8 s + j]``: the low one for element j < 8 of the sub-block, the high one for 8 + j.
     """

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from onnx_dqp.codebooks import codebook
 from onnx_dqp.formats.registry import Blocks, packed_format
-from onnx_dqp.formats.unpack import bits, fields, lookup, nibbles, planes, widen
+from onnx_dqp.formats.unpack import bit_fields, bits, lookup, nibbles, planes, widen
 
 _IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 
@@ -61,12 +61,12 @@ def _scaled(values: NDArray[np.int8], scale: NDArray[np.float32], out: NDArray[n
     y *= scale[..., np.newaxis]
 
 
-def _iq2_scale(d: NDArray[np.float16], k: NDArray[Any]) -> NDArray[np.float32]:
-    """``d * (0.5 + k) * 0.25``."""
+def _half_step_scale(d: NDArray[np.float16], k: NDArray[Any], last: float) -> NDArray[np.float32]:
+    """``d * (0.5 + k) * last``: (n,) and (n, sub-blocks) -> (n, sub-blocks)."""
     scale = k.astype(np.float32)
     scale += 0.5
     scale *= widen(d)
-    scale *= 0.25
+    scale *= last
     return scale
 
 
@@ -83,17 +83,20 @@ def iq2_xxs(blocks: Blocks, out: NDArray[np.float32]) -> None:
     four bits are k.
     """
     groups = blocks["groups"]
-    signs = _PARITY_SIGNS.take(fields(groups["signs_and_scale"], _SEVEN_BITS, 7))
+    signs = _PARITY_SIGNS.take(bit_fields(groups["signs_and_scale"], _SEVEN_BITS, 7))
     values = _signed("iq2_xxs", groups["qs"], signs)
-    _scaled(values, _iq2_scale(blocks["d"], groups["signs_and_scale"] >> 28), out)
+    _scaled(values, _half_step_scale(blocks["d"], groups["signs_and_scale"] >> 28, 0.25), out)
 
 
 @packed_format("gguf:iq2_xs", ggml_type=17, elements=256, layout=[("d", "<f2"), ("qs", "<u2", 32), ("scales", "u1", 8)])
 def iq2_xs(blocks: Blocks, out: NDArray[np.float32]) -> None:
-    """As IQ2_XXS, but ``qs[l]`` has a row's 9-bit index and its seven signs, and k is a nibble for 16 elements."""
+    """``y = d * (0.5 + k) * 0.25 * G * sign``; ``qs[l]`` is the 9-bit index of codebook row l and above it its signs.
+
+    Seven signs are stored, the eighth makes their number even; k is a nibble of ``scales`` for 16 elements.
+    """
     signs = _PARITY_SIGNS.take(blocks["qs"] >> 9)
     values = _signed("iq2_xs", blocks["qs"] & 511, signs)
-    _scaled(values, _iq2_scale(blocks["d"], nibbles(blocks["scales"])), out)
+    _scaled(values, _half_step_scale(blocks["d"], nibbles(blocks["scales"]), 0.25), out)
 
 
 @packed_format(
@@ -103,14 +106,14 @@ def iq2_xs(blocks: Blocks, out: NDArray[np.float32]) -> None:
     layout=[("d", "<f2"), ("qs", "u1", 64), ("signs_and_scale", "<u4", 8)],
 )
 def iq3_xxs(blocks: Blocks, out: NDArray[np.float32]) -> None:
-    """``y = d * (0.5 + k) * 0.5 * G * sign``: a row of four values for each byte of ``qs``, the rest as IQ2_XXS."""
-    signs = _PARITY_SIGNS.take(fields(blocks["signs_and_scale"], _SEVEN_BITS, 7))
+    """``y = d * (0.5 + k) * 0.5 * G * sign``: a codebook row of four values for each byte of ``qs``.
+
+    For each group of 32 elements, bits 7r to 7r + 6 of ``signs_and_scale`` are the signs of its eight elements r (the
+    eighth makes their number even), and its top four bits are k.
+    """
+    signs = _PARITY_SIGNS.take(bit_fields(blocks["signs_and_scale"], _SEVEN_BITS, 7))
     values = _signed("iq3_xxs", blocks["qs"], signs)
-    scale = (blocks["signs_and_scale"] >> 28).astype(np.float32)
-    scale += 0.5
-    scale *= widen(blocks["d"])
-    scale *= 0.5
-    _scaled(values, scale, out)
+    _scaled(values, _half_step_scale(blocks["d"], blocks["signs_and_scale"] >> 28, 0.5), out)
 
 
 @packed_format("gguf:iq1_s", ggml_type=19, elements=256, layout=[("d", "<f2"), ("qs", "u1", 32), ("qh", "<u2", 8)])
@@ -121,29 +124,32 @@ def iq1_s(blocks: Blocks, out: NDArray[np.float32]) -> None:
     -0.125 instead of 0.125.
     """
     qh = blocks["qh"]
-    index = fields(qh, (0, 3, 6, 9), 3)
+    index = bit_fields(qh, (0, 3, 6, 9), 3)
     index <<= 8
     index |= blocks["qs"].reshape(index.shape)
     index |= (qh >> 15 << 11)[..., np.newaxis]
-    _iq1(blocks["d"].astype(np.float32), qh >> 12 & 7, index, out)
+    _iq1(blocks["d"], qh >> 12 & 7, index, out)
 
 
 def _iq1(
-    d: NDArray[np.float32],
+    d: NDArray[np.float16],
     k: NDArray[Any],
     index: NDArray[Any],
     out: NDArray[np.float32],
 ) -> None:
     """``d * (2k + 1) * (G + delta)``; the rows hold G + delta times 8, so the scale is divided by 8, exactly."""
     scale = (2 * k + 1).astype(np.float32)
-    scale *= d[:, np.newaxis]
+    scale *= widen(d)
     scale *= 0.125
     _scaled(_iq1_rows().take(index).view(np.int8), scale, out)
 
 
 @packed_format("gguf:iq4_nl", ggml_type=20, elements=32, layout=[("d", "<f2"), ("qs", "u1", 16)])
 def iq4_nl(blocks: Blocks, out: NDArray[np.float32]) -> None:
-    """``y = d * T[c]``, T a table of 16 integers from -127 to 113, codes as in Q4_0."""
+    """``y = d * T[c]``; c is the low nibble of ``qs[j]`` for element j < 16, the high one for element 16 + j.
+
+    T = -127 -104 -83 -65 -49 -35 -22 -10 1 13 25 38 53 69 89 113.
+    """
     out[...] = lookup(_IQ4_VALUES, planes(blocks["qs"], 4)).reshape(out.shape)
     out *= widen(blocks["d"])
 
@@ -173,12 +179,15 @@ def iq3_s(blocks: Blocks, out: NDArray[np.float32]) -> None:
     layout=[("d", "<f2"), ("qs", "u1", 32), ("signs", "u1", 32), ("qh", "u1", 8), ("scales", "u1", 8)],
 )
 def iq2_s(blocks: Blocks, out: NDArray[np.float32]) -> None:
-    """As IQ2_XS, but with a 10-bit index (two bits in ``qh``) and all eight signs of a row in ``signs``."""
-    index = fields(blocks["qh"], (0, 2, 4, 6), 2).astype(np.uint16)
+    """``y = d * (0.5 + k) * 0.25 * G * sign``; codebook row l has its index in ``qs[l]`` and two bits of ``qh[l / 4]``.
+
+    Bit j of ``signs[l]`` set makes element 8l + j negative; k is a nibble of ``scales`` for 16 elements.
+    """
+    index = bit_fields(blocks["qh"], (0, 2, 4, 6), 2).astype(np.uint16)
     index <<= 8
     index |= blocks["qs"].reshape(index.shape)
     values = _signed("iq2_s", index, _SIGNS.take(blocks["signs"]))
-    _scaled(values, _iq2_scale(blocks["d"], nibbles(blocks["scales"])), out)
+    _scaled(values, _half_step_scale(blocks["d"], nibbles(blocks["scales"]), 0.25), out)
 
 
 @packed_format(
@@ -188,11 +197,13 @@ def iq2_s(blocks: Blocks, out: NDArray[np.float32]) -> None:
     layout=[("d", "<f2"), ("scales_h", "<u2"), ("scales_l", "u1", 4), ("qs", "u1", 128)],
 )
 def iq4_xs(blocks: Blocks, out: NDArray[np.float32]) -> None:
-    """``y = (d * (scale - 32)) * T[c]`` for each group g of 32 elements, T and codes in a group as IQ4_NL.
+    """``y = (d * (scale - 32)) * T[c]`` for each group g of 32 elements.
 
+    c is the low nibble of ``qs[16g + j]`` for element j < 16 of the group, the high one for element 16 + j, and
+    T = -127 -104 -83 -65 -49 -35 -22 -10 1 13 25 38 53 69 89 113.
     The scale has its low nibble in ``scales_l``, its high two bits at bit 2g of ``scales_h``.
     """
-    scales = fields(blocks["scales_h"], range(0, 16, 2), 2).astype(np.uint8)
+    scales = bit_fields(blocks["scales_h"], range(0, 16, 2), 2).astype(np.uint8)
     scales <<= 4
     scales |= nibbles(blocks["scales_l"])
     values = lookup(_IQ4_VALUES, planes(blocks["qs"].reshape(-1, 8, 16), 4))
@@ -203,8 +214,9 @@ def iq4_xs(blocks: Blocks, out: NDArray[np.float32]) -> None:
     "gguf:iq1_m", ggml_type=29, elements=256, layout=[("qs", "u1", 32), ("qh", "u1", 16), ("scales", "<u2", 4)]
 )
 def iq1_m(blocks: Blocks, out: NDArray[np.float32]) -> None:
-    """As IQ1_S, with k for 16 elements and, in a nibble of ``qh``, three index bits and delta's sign for each row.
+    """``y = d * (2k + 1) * (G + delta)``, for each group of 16 elements: two codebook rows of eight.
 
+    A nibble of ``qh`` has the three high bits of a row's index, and the bit that makes delta -0.125 instead of 0.125.
     The top nibbles of the four ``scales`` are the bits of d, lowest first; below them lie four 3-bit k each.
     """
     index = nibbles(blocks["qh"]).astype(np.uint16)
@@ -212,5 +224,5 @@ def iq1_m(blocks: Blocks, out: NDArray[np.float32]) -> None:
     index |= blocks["qs"]
     scales = blocks["scales"]
     d = np.bitwise_or.reduce(scales >> 12 << np.array([0, 4, 8, 12], np.uint16), axis=1).view(np.float16)
-    k = fields(scales, (0, 3, 6, 9), 3).reshape(-1, 16)
-    _iq1(d.astype(np.float32), k, index, out)
+    k = bit_fields(scales, (0, 3, 6, 9), 3).reshape(-1, 16)
+    _iq1(d, k, index, out)

@@ -93,7 +93,10 @@ def q4_k(blocks: Blocks, out: NDArray[np.float32]) -> None:
     layout=[("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("qh", "u1", 32), ("qs", "u1", 128)],
 )
 def q5_k(blocks: Blocks, out: NDArray[np.float32]) -> None:
-    """As Q4_K, with 16 added to c where bit s of ``qh[l]`` is set (element l of sub-block s)."""
+    """``y = (d * scale) * c - dmin * min`` for the 32 elements of sub-block s, scale and min of six bits each.
+
+    c is a nibble of ``qs[32 (s / 2) + l]``, the low one if s is even, plus 16 where bit s of ``qh[l]`` is set.
+    """
     codes = planes(blocks["qh"], 1)
     codes <<= 4
     codes |= planes(blocks["qs"].reshape(-1, 4, 32), 4).reshape(codes.shape)

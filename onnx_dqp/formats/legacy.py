@@ -27,7 +27,7 @@ def q4_0(blocks: Blocks, out: NDArray[np.float32]) -> None:
 
 @packed_format("gguf:q4_1", ggml_type=3, elements=32, layout=[("d", "<f2"), ("m", "<f2"), ("qs", "u1", 16)])
 def q4_1(blocks: Blocks, out: NDArray[np.float32]) -> None:
-    """``y = c * d + m``, codes as in Q4_0."""
+    """``y = c * d + m``; c is the low nibble of ``qs[j]`` for element j < 16, the high one for element 16 + j."""
     out[...] = planes(blocks["qs"], 4).reshape(out.shape)
     out *= widen(blocks["d"])
     out += widen(blocks["m"])
@@ -35,7 +35,10 @@ def q4_1(blocks: Blocks, out: NDArray[np.float32]) -> None:
 
 @packed_format("gguf:q5_0", ggml_type=6, elements=32, layout=[("d", "<f2"), ("qh", "<u4"), ("qs", "u1", 16)])
 def q5_0(blocks: Blocks, out: NDArray[np.float32]) -> None:
-    """``y = (c - 16) * d``; c is the nibble as in Q4_0, plus 16 if bit i of ``qh`` is set for element i."""
+    """``y = (c - 16) * d``; c is a nibble of ``qs``, plus 16 where bit i of ``qh`` is set for element i.
+
+    The nibble is the low one of ``qs[j]`` for element j < 16, the high one for element 16 + j.
+    """
     codes = _five_bit_codes(blocks).view(np.int8)
     codes -= 16
     out[...] = codes
@@ -46,7 +49,10 @@ def q5_0(blocks: Blocks, out: NDArray[np.float32]) -> None:
     "gguf:q5_1", ggml_type=7, elements=32, layout=[("d", "<f2"), ("m", "<f2"), ("qh", "<u4"), ("qs", "u1", 16)]
 )
 def q5_1(blocks: Blocks, out: NDArray[np.float32]) -> None:
-    """``y = c * d + m``, codes as in Q5_0."""
+    """``y = c * d + m``; c is a nibble of ``qs``, plus 16 where bit i of ``qh`` is set for element i.
+
+    The nibble is the low one of ``qs[j]`` for element j < 16, the high one for element 16 + j.
+    """
     out[...] = _five_bit_codes(blocks)
     out *= widen(blocks["d"])
     out += widen(blocks["m"])
@@ -61,5 +67,5 @@ def q8_0(blocks: Blocks, out: NDArray[np.float32]) -> None:
 
 @packed_format("gguf:q8_1", ggml_type=9, elements=32, layout=[("d", "<f2"), ("s", "<f2"), ("qs", "i1", 32)])
 def q8_1(blocks: Blocks, out: NDArray[np.float32]) -> None:
-    """``y = c * d``, as Q8_0; ``s``, a sum kept for dot products, is not used, even if it is NaN."""
+    """``y = c * d``; c is ``qs[i]``; ``s``, a sum kept for dot products, is not used, even if it is NaN."""
     q8_0(blocks, out)

@@ -6,10 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnx_dqp.formats.registry import Blocks, packed_format
-from onnx_dqp.formats.unpack import bits, fields, widen
+from onnx_dqp.formats.unpack import bit_fields, bits, widen
 
 # The four values c - 1 that a byte holds, as one 32-bit item, so that a byte costs one look-up.
-_FOUR_CODES = (fields(np.arange(256, dtype=np.uint8), (0, 2, 4, 6), 2).view(np.int8) - np.int8(1)).view(np.int32)[:, 0]
+_FOUR_CODES = (bit_fields(np.arange(256, dtype=np.uint8), (0, 2, 4, 6), 2).view(np.int8) - np.int8(1)).view(np.int32)[
+    :, 0
+]
 
 
 @packed_format("gguf:q1_0", ggml_type=41, elements=128, layout=[("d", "<f2"), ("qs", "u1", 16)])

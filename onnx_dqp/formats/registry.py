@@ -36,7 +36,8 @@ class PackedFormat:
     layout
         The block as a NumPy structured dtype: packed, every multibyte field little-endian.
     decode
-        The decoder: ``decode(blocks, out)``.
+        The decoder: ``decode(blocks, out)`` fills ``out``, C-contiguous FLOAT of shape (n, elements), from ``blocks``
+        of shape (n,) and dtype ``layout``. It raises nothing.
     """
 
     identifier: str
@@ -63,11 +64,19 @@ class PackedFormat:
         """Bits of payload per element, scales and unused fields included."""
         return self.bytes * 8 / self.elements
 
+    def __reduce__(self) -> tuple[Callable[[str], PackedFormat], tuple[str]]:
+        # There is one object of each format, also after pickling or copying.
+        return _row, (self.identifier,)
+
     def __repr__(self) -> str:
         return f"<PackedFormat {self.identifier}: {self.elements} elements in {self.bytes} bytes>"
 
 
 _rows: dict[str, PackedFormat] = {}
+
+
+def _row(identifier: str) -> PackedFormat:
+    return _rows[identifier]
 
 
 def packed_format(identifier: str, *, ggml_type: int, elements: int, layout: list[Any]) -> Callable[[Decoder], Decoder]:

@@ -28,7 +28,7 @@ def planes(packed: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
     return codes
 
 
-def fields(packed: NDArray[Unsigned], shifts: Sequence[int], width: int) -> NDArray[Unsigned]:
+def bit_fields(packed: NDArray[Unsigned], shifts: Sequence[int], width: int) -> NDArray[Unsigned]:
     """Unpack integers whose bit fields belong to consecutive items: (..., k) -> (..., k, len(shifts))."""
     codes = packed[..., np.newaxis] >> np.array(shifts, packed.dtype)
     codes &= (1 << width) - 1
@@ -38,7 +38,7 @@ def fields(packed: NDArray[Unsigned], shifts: Sequence[int], width: int) -> NDAr
 def nibbles(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Unpack bytes that hold two consecutive items, the low nibble first: (..., k) -> (..., 2k)."""
     *rows, k = packed.shape
-    return fields(packed, (0, 4), 4).reshape(*rows, 2 * k)
+    return bit_fields(packed, (0, 4), 4).reshape(*rows, 2 * k)
 
 
 def bits(packed: NDArray[Any]) -> NDArray[np.uint8]:

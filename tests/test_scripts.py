@@ -1,0 +1,92 @@
+"""The scripts' command lines: one line and status 2 where a package is missing or an argument is bad."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest import TestCase, mock
+
+import _generated
+from parameterized import parameterized
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+
+
+def run(script, *arguments, missing=()):
+    """Exit status, output and errors of a script, run without some modules."""
+    code = f"""
+import runpy, sys
+sys.modules.update(dict.fromkeys({list(missing)!r}))
+sys.argv = {[script, *arguments]!r}
+sys.path.insert(0, {str(SCRIPTS)!r})
+runpy.run_path({str(SCRIPTS / script)!r}, run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+class CommandLines(TestCase):
+    @parameterized.expand(
+        [
+            ("demo.py", "rich", "demo"),
+            ("benchmark.py", "libggml", "dev"),
+            ("measure_memory.py", "rich", "dev"),
+            ("make_real_weights.py", "magika", "data"),
+            ("extract_codebooks.py", "gguf", "data"),
+            ("check_package.py", "build", "dev"),
+        ]
+    )
+    def test_without_a_package(self, script, module, extra):
+        others = {"rich", "libggml", "gguf", "magika", "build"} - {module}
+        status, output, errors = run(script, "--help", missing=[module, *others])
+        self.assertEqual((status, output), (2, ""))
+        self.assertRegex(errors, rf"^{script} needs [^\n]*{module}[^\n]*: pip install 'onnx_dqp\[{extra}\]'\n$")
+
+    @parameterized.expand([("unknown", ["--nonsense"]), ("more", ["surplus"])])
+    def test_with_bad_arguments(self, _, arguments):
+        status, output, errors = run("extract_codebooks.py", *arguments)
+        self.assertEqual((status, output), (2, ""))
+        self.assertNotIn("Traceback", errors)
+
+
+class Generated(TestCase):
+    def test_several_at_once_and_leftovers(self):
+        with TemporaryDirectory() as directory, mock.patch.object(_generated, "ROOT", Path(directory)):
+            contents = {f"sub/{i}": bytes([i]) * 1000 for i in range(50)}
+
+            def write():
+                for name, content in contents.items():
+                    _generated._write(Path(directory, name), content)
+
+            threads = [threading.Thread(target=write) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            found = {
+                f"sub/{name}": Path(directory, "sub", name).read_bytes() for name in os.listdir(f"{directory}/sub")
+            }
+            self.assertEqual(found, contents)
+
+    def test_a_failed_write_leaves_the_file_as_it_was(self):
+        with TemporaryDirectory() as directory:
+            path = Path(directory, "file")
+            path.write_bytes(b"before")
+            with mock.patch("pathlib.Path.replace", side_effect=OSError("disk full")), self.assertRaises(OSError):
+                _generated._write(path, b"after")
+            self.assertEqual((path.read_bytes(), os.listdir(directory)), (b"before", ["file"]))
+
+    def test_check_tells_missing_changed_and_stray_files(self):
+        with TemporaryDirectory() as directory, mock.patch.object(_generated, "ROOT", Path(directory)):
+            for name, content in (("owned/same", b"1"), ("owned/changed", b"2"), ("owned/stray", b"3")):
+                _generated._write(Path(directory, name), content)
+            files = {"owned/same": b"1", "owned/changed": b"x", "owned/missing": b"y"}
+            for arguments, status in ((["--check"], 1), ([], 0), (["--check"], 0)):
+                with mock.patch.object(sys, "argv", ["script", *arguments]), self.assertRaises(SystemExit) as exited:
+                    _generated.main("", lambda: files, owned=["owned"])
+                self.assertEqual(exited.exception.code, status)
+            self.assertEqual(sorted(os.listdir(f"{directory}/owned")), ["changed", "missing", "same"])
