@@ -1,7 +1,8 @@
-"""Bit-exact comparison."""
+"""Bit-exact comparison, and where and by how much an output is wrong."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,3 +27,108 @@ def differing(actual: NDArray[Any], expected: NDArray[Any]) -> NDArray[np.bool_]
     unsigned = np.dtype(f"u{actual.dtype.itemsize}")
     unequal = np.ascontiguousarray(actual).view(unsigned) != np.ascontiguousarray(expected).view(unsigned)
     return np.asarray(unequal & ~(np.isnan(actual) & np.isnan(expected)))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How an output differs from the expected one.
+
+    Attributes
+    ----------
+    summary
+        One line.
+    wrong, total
+        Elements that differ, and elements; 0 and 0 where type, shape or count are wrong.
+    ulp
+        The largest distance in units of the last place (values of the type between the two, plus one), or None where a
+        NaN stands against a number.
+    first
+        Index of the first wrong element in row-major order.
+    expected_value, actual_value, expected_bits, actual_bits
+        That element, as text.
+    """
+
+    summary: str
+    wrong: int = 0
+    total: int = 0
+    ulp: int | None = None
+    first: int | None = None
+    expected_value: str = ""
+    actual_value: str = ""
+    expected_bits: str = ""
+    actual_bits: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What counts as equal.
+
+    Attributes
+    ----------
+    kind
+        ``bits`` (the default): same bits, any NaN equals any NaN; ``value``: +0 and -0 are equal too; ``ulp``: as
+        value, and numbers at most ``ulp`` apart are equal (an infinity is one beyond the largest number).
+    ulp
+        The distance allowed.
+    """
+
+    kind: str = "bits"
+    ulp: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Comparison:
+        """Read ``bits``, ``value`` or ``ulp:N``; anything else is a ValueError."""
+        if text in ("bits", "value"):
+            return cls(text)
+        name, _, number = text.partition(":")
+        if name == "ulp" and number.isdecimal():
+            return cls("ulp", int(number))
+        raise ValueError(f"comparison is {text!r}, expected bits, value or ulp:N")
+
+    def difference(self, actual: object, expected: NDArray[Any]) -> Difference | None:
+        """How an answer differs from the expected array; None where it does not."""
+        if not isinstance(actual, np.ndarray):
+            return Difference(f"the output is of type {type(actual).__name__}, expected an array")
+        if actual.dtype != expected.dtype:
+            return Difference(f"the output has type {actual.dtype}, expected {expected.dtype}")
+        if actual.shape != expected.shape:
+            return Difference(f"the output has shape {list(actual.shape)}, expected {list(expected.shape)}")
+        unequal = differing(actual, expected).ravel()
+        if self.kind != "bits":
+            unequal &= ~((actual == 0) & (expected == 0)).ravel()
+        indices = np.flatnonzero(unequal)
+        distances = [_distance(actual.flat[i], expected.flat[i]) for i in indices]
+        if self.kind == "ulp":
+            kept = [k for k, distance in enumerate(distances) if distance is None or distance > self.ulp]
+            indices, distances = indices[kept], [distances[k] for k in kept]
+        if not len(indices):
+            return None
+        first = int(indices[0])
+        numbers = [distance for distance in distances if distance is not None]
+        ulp = max(numbers) if len(numbers) == len(distances) else None
+        unsigned = f"u{expected.dtype.itemsize}"
+        digits = 2 * expected.dtype.itemsize
+        bits = [int(np.ascontiguousarray(a).view(unsigned).flat[first]) for a in (expected, actual)]
+        return Difference(
+            f"{len(indices)} of {expected.size} elements differ",
+            len(indices),
+            expected.size,
+            ulp,
+            first,
+            *(f"{float(a.flat[first])!r}" for a in (expected, actual)),
+            *(f"0x{b:0{digits}X}" for b in bits),
+        )
+
+
+def _distance(a: Any, b: Any) -> int | None:
+    """Steps between two values of one type, over its values in order; None where one is NaN and the other is not."""
+    if np.isnan(a) != np.isnan(b):
+        return None
+    return abs(_ordinal(a) - _ordinal(b))
+
+
+def _ordinal(value: Any) -> int:
+    """A value's place among those of its type; both zeros have place 0."""
+    bits = int(np.asarray(value).view(f"u{value.dtype.itemsize}"))
+    sign = 1 << (8 * value.dtype.itemsize - 1)
+    return -(bits ^ sign) if bits & sign else bits

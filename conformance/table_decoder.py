@@ -7,7 +7,7 @@ decoders but the codebook files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -86,47 +86,57 @@ class Rule:
 
 
 class Payload:
-    """A payload's bits, and the integers read from them, each kind once: mutants of a format share most of them."""
+    """A payload's bits, with two more for each block, 0 and 1, for mutants that cut bits off or invert them.
 
-    def __init__(self, octets: bytes, block_bytes: int) -> None:
-        blocks = np.frombuffer(octets, np.uint8).reshape(-1, block_bytes)
-        # One more bit that is always 0, for what a mutant cuts off.
-        self.bits = np.pad(np.unpackbits(blocks, axis=1, bitorder="little"), ((0, 0), (0, 1)))
-        self._integers: dict[tuple[int, bool], tuple[Bits, NDArray[np.int64]]] = {}
+    The integers that the unchanged rule reads are kept: mutants of a format share most of them.
+    """
+
+    def __init__(self, octets: bytes, rule: Rule) -> None:
+        blocks = np.frombuffer(octets, np.uint8).reshape(-1, rule.bytes)
+        self.bits = np.pad(np.unpackbits(blocks, axis=1, bitorder="little"), ((0, 0), (0, 2)))
+        self.bits[:, -1] = 1
+        self._kept = {id(bits) for bits in vars(rule).values() if isinstance(bits, np.ndarray)}
+        self._integers: dict[tuple[int, bool], NDArray[np.int64]] = {}
 
     def integers(self, bits: Bits, signed: bool = False) -> NDArray[np.int64]:
         """The integers (blocks, elements) that have these bits."""
         key = id(bits), signed
-        if key not in self._integers:
-            value = self.bits[:, bits].astype(np.int64) @ (1 << np.arange(bits.shape[1], dtype=np.int64))
-            if signed:
-                value -= (value >> (bits.shape[1] - 1)) << bits.shape[1]
-            self._integers[key] = bits, value  # the array is kept, so that no other gets its id
-        return self._integers[key][1]
+        if key in self._integers:
+            return self._integers[key]
+        value = self.bits[:, bits].astype(np.int64) @ (1 << np.arange(bits.shape[1], dtype=np.int64))
+        if signed:
+            value -= (value >> (bits.shape[1] - 1)) << bits.shape[1]
+        if id(bits) in self._kept:
+            self._integers[key] = value
+        return value
 
 
-def decode(rule: Rule, payload: Payload, dtype: Any = np.float32) -> NDArray[Any]:
+Stored = Callable[[NDArray[Any]], NDArray[Any]]
+"""What a mutant makes of scales and minima as they are read."""
+
+
+def decode(rule: Rule, payload: Payload, dtype: Any = np.float32, stored: Stored = lambda scale: scale) -> NDArray[Any]:
     """Decode a payload to (blocks, elements), in the arithmetic of a floating-point dtype; FLOAT's is the right one."""
     with np.errstate(all="ignore"):
-        scale = _scale(rule, payload, dtype)
+        scale = _scale(rule, payload, dtype, stored)
         y = scale * _weight(rule, payload, dtype)
         if rule.sign is not None:
             ones = np.bitwise_xor.reduce(payload.bits[:, rule.sign], axis=2)
             y = y * np.array([1, -1], dtype)[ones]
         if rule.minimum is not None:
-            minimum = payload.integers(rule.minimum).astype(np.uint16).view(np.float16).astype(dtype)
+            minimum = stored(payload.integers(rule.minimum).astype(np.uint16).view(np.float16)).astype(dtype)
             if rule.minimum_factor is not None:
                 minimum = minimum * payload.integers(rule.minimum_factor).astype(dtype)
             y = y + minimum if rule.minimum_sign > 0 else y - minimum
     return np.broadcast_to(y, (len(y), rule.elements))
 
 
-def _scale(rule: Rule, payload: Payload, dtype: Any) -> NDArray[Any]:
-    stored = payload.integers(rule.scale)
+def _scale(rule: Rule, payload: Payload, dtype: Any, stored: Stored) -> NDArray[Any]:
+    bits = payload.integers(rule.scale)
     if rule.scale_table is not None:
-        scale = rule.scale_table[stored].astype(dtype)
+        scale = stored(rule.scale_table[bits]).astype(dtype)
     else:
-        scale = stored.astype(f"u{rule.scale_dtype[1]}").view(rule.scale_dtype).astype(dtype)
+        scale = stored(bits.astype(f"u{rule.scale_dtype[1]}").view(rule.scale_dtype)).astype(dtype)
     if rule.factor is not None:
         k = payload.integers(rule.factor, rule.factor_signed)
         scale = scale * (rule.factor_slope * k + rule.factor_offset).astype(dtype)

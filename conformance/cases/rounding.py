@@ -26,6 +26,9 @@ FLOAT16, BFLOAT16, DOUBLE = int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16),
 _DROPPED_BITS = {FLOAT16: 13, BFLOAT16: 16}
 """Fraction bits of FLOAT that the type does not have (for its normal numbers)."""
 
+_OVERFLOW = {FLOAT16: 65520.0, BFLOAT16: 2.0**128 - 2.0**119}
+"""The smallest FLOATs that become infinite: ties too, between the largest number and infinity."""
+
 _SMALLEST_NORMAL = {FLOAT16: 2.0**-14, BFLOAT16: 2.0**-126}
 
 _ROUNDED_SUMS = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K", "Q8_K")
@@ -43,7 +46,8 @@ class _Candidates:
         """Half-way between two normal numbers of the type."""
         dropped = _DROPPED_BITS[output_dtype]
         half = self.bits & ((1 << dropped) - 1) == 1 << (dropped - 1)
-        normal = (np.abs(self.float) >= _SMALLEST_NORMAL[output_dtype]) & np.isfinite(self.float)
+        magnitude = np.abs(self.float)
+        normal = (magnitude >= _SMALLEST_NORMAL[output_dtype]) & (magnitude <= _OVERFLOW[output_dtype])
         tie: NDArray[np.bool_] = half & normal
         return tie
 
@@ -93,7 +97,8 @@ def _found(
     found: list[Any] = []
     for chunk in range(chunks):
         blocks = ordinary_blocks(format, candidates, f"{format.identifier} {what} {chunk}", **recipe)
-        payload, rule = Payload(blocks.tobytes(), format.bytes), RULES[format.name]
+        rule = RULES[format.name]
+        payload = Payload(blocks.tobytes(), rule)
         with np.errstate(all="ignore"):
             in_float = np.ascontiguousarray(decode(rule, payload))
             decoded = _Candidates(in_float, decode(rule, payload, np.float64))

@@ -9,10 +9,9 @@ from onnx import TensorProto
 
 from conformance.cases.case import Case
 from conformance.payloads import ordinary_blocks
-from onnx_dqp.formats import FORMATS
-from onnx_dqp.rules import packed_size
+from onnx_dqp.formats import FORMATS, PackedFormat
 
-# One format of each block size, and of each family.
+# One format of each block size, and of each family, has all shapes.
 _FORMATS = ("q4_0", "q8_1", "nvfp4", "q1_0", "q4_k", "iq2_xs", "iq1_m", "tq1_0")
 
 # Name, the shape with its last dimension in blocks, why, flag.
@@ -38,13 +37,20 @@ _SHAPES = (
 )
 
 
+_EVERY_FORMAT = ("leading_ones", (1, 3, 1, 1), "Leading 1s stay, and three blocks are no multiple of two.", "Rank")
+
+
 def cases() -> Iterator[Case]:
-    """Eight formats x 18 shapes, as FLOAT."""
+    """All formats x one shape, and eight formats x 18 more, as FLOAT."""
+    for format in FORMATS.values():
+        yield _case(format, *_EVERY_FORMAT)
     for short in _FORMATS:
         format = FORMATS[f"gguf:{short}"]
         for what, in_blocks, reason, flag in _SHAPES:
-            shape = (*in_blocks[:-1], in_blocks[-1] * format.elements)
-            count = packed_size(format.identifier, shape) // format.bytes
-            assert count == prod(in_blocks)
-            payload = ordinary_blocks(format, count, f"{format.identifier} {what}").tobytes()
-            yield Case("shapes", format, int(TensorProto.FLOAT), what, reason, (flag,), shape, payload)
+            yield _case(format, what, in_blocks, reason, flag)
+
+
+def _case(format: PackedFormat, what: str, in_blocks: tuple[int, ...], reason: str, flag: str) -> Case:
+    shape = (*in_blocks[:-1], in_blocks[-1] * format.elements)
+    payload = ordinary_blocks(format, prod(in_blocks), f"{format.identifier} {what}").tobytes()
+    return Case("shapes", format, int(TensorProto.FLOAT), what, reason, (flag,), shape, payload)

@@ -1,0 +1,312 @@
+"""The command ``python -m conformance``, also installed as ``onnx-dqp-conformance``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+NEEDED = ("jinja2", "pebble", "platformdirs", "rich")
+"""Packages of the extra ``conformance``."""
+
+EPILOG = """\
+examples:
+  python -m conformance run
+  python -m conformance run --backend onnxruntime.backend --allow-unsupported --html report.html
+  python -m conformance run --command './decode {model} {inputs} {output}' --select 'q4_*' --profile finite
+  python -m conformance show test_dequantizepacked_mxfp4_float_basic
+
+exit status: 0 all as expected; 1 a case failed; 2 bad usage, or damaged test data
+"""
+
+
+class UsageError(Exception):
+    """Bad usage, in one line."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="onnx-dqp-conformance",
+        description="Conformance suite for ONNX's DequantizePacked.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="subcommand", required=True, metavar="COMMAND")
+
+    def selecting(sub: argparse.ArgumentParser) -> None:
+        what = "PATTERN: a glob on case names, categories, flags, formats or types (repeatable)"
+        sub.add_argument("--select", action="append", default=[], metavar="PATTERN", help=f"only these cases; {what}")
+        sub.add_argument("--skip", action="append", default=[], metavar="PATTERN", help="not these cases")
+        sub.add_argument(
+            "--profile", choices=("finite", "full"), default="full", help="without or with special scales (NaN, ...)"
+        )
+        sub.add_argument("--test-data", type=Path, metavar="DIR", help="the test data (default: the repository's)")
+
+    run = commands.add_parser("run", help="run the suite on an implementation")
+    which = run.add_mutually_exclusive_group()
+    which.add_argument(
+        "--backend", metavar="MODULE", help="an ONNX backend: module or module:Class (default: reference)"
+    )
+    which.add_argument(
+        "--command",
+        metavar="CMD",
+        help="a program: 'CMD {model} {inputs} {output}'; exit status 0 answered, 3 refused, 4 not supported",
+    )
+    which.add_argument("--results", type=Path, metavar="DIR", help="outputs already written as DIR/<case>/output_0.pb")
+    selecting(run)
+    run.add_argument("--compare", default="bits", metavar="HOW", help="bits (default), value or ulp:N")
+    run.add_argument("--xfail", type=Path, metavar="FILE", help="patterns of cases that fail, a line each; # comments")
+    run.add_argument("--allow-unsupported", action="store_true", help="what is unsupported does not fail the run")
+    run.add_argument("--jobs", type=_positive, default=_processors(), metavar="N", help="worker processes")
+    run.add_argument("--timeout", type=_seconds, default=60.0, metavar="S", help="seconds a case may take (60)")
+    run.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
+    run.add_argument("--junit", type=Path, metavar="FILE", help="write the results as JUnit XML")
+    run.add_argument("--html", type=Path, metavar="FILE", help="write the results as an HTML page")
+
+    lister = commands.add_parser("list", help="list the cases")
+    selecting(lister)
+    show = commands.add_parser("show", help="one case, and its blocks taken apart")
+    show.add_argument("case")
+    show.add_argument("--blocks", type=_positive, default=2, metavar="N", help="how many blocks (2)")
+    show.add_argument("--test-data", type=Path, metavar="DIR", help="the test data (default: the repository's)")
+    make = commands.add_parser("generate", help="make the test data")
+    make.add_argument("directory", type=Path, nargs="?", metavar="DIR", help="where (default: the user's cache)")
+    make.add_argument("--check", action="store_true", help="write nothing; exit 1 where DIR has other files")
+    make.add_argument("--jobs", type=_positive, default=_processors(), metavar="N", help="worker processes")
+    score = commands.add_parser("mutants", help="the suite's own score: wrong decoders that it catches")
+    score.add_argument("--quarter", type=int, choices=range(4), help="only a quarter, chosen by a hash of the names")
+    score.add_argument("--jobs", type=_positive, default=_processors(), metavar="N", help="worker processes")
+    score.add_argument("--test-data", type=Path, metavar="DIR", help="the test data (default: the repository's)")
+    score.add_argument("--json", type=Path, metavar="FILE", help="write kinds, kills and survivors as JSON")
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise ValueError(text)
+    return seconds
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    parsed = _parser().parse_args(arguments)
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        return _fail(f"{', '.join(missing)} not installed: pip install 'onnx_dqp[conformance]'")
+    from conformance.backends import BackendError  # noqa: PLC0415 - after the check
+    from conformance.testdata import TestDataError  # noqa: PLC0415
+
+    try:
+        status: int = {"run": _run, "list": _list, "show": _show, "generate": _generate, "mutants": _mutants}[
+            parsed.subcommand
+        ](parsed)
+    except (UsageError, TestDataError, BackendError) as error:
+        return _fail(str(error))
+    except OSError as error:
+        return _fail(f"{error.filename or 'input or output'}: {error.strerror or error}")
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+    return status
+
+
+def _fail(text: str) -> int:
+    print(f"onnx-dqp-conformance: {' '.join(text.split())}", file=sys.stderr)
+    return 2
+
+
+@contextmanager
+def _progress(what: str, total: int | None = None) -> Iterator[Callable[..., None]]:
+    """A progress bar on stderr, if that is a terminal; yields what to call with (done) or (done, total)."""
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=total)
+
+        def update(done: int, of: int | None = None) -> None:
+            bar.update(task, completed=done, total=of if of is not None else total)
+
+        yield update
+
+
+def _data(given: Path | None) -> Path:
+    """The test data's folder; in an installed package they are made once, in the user's cache."""
+    from conformance.locate import cache, data_root, write  # noqa: PLC0415
+    from conformance.testdata import TestDataError  # noqa: PLC0415
+
+    if given is not None:
+        return given
+    try:
+        return data_root()
+    except TestDataError:
+        with _progress("making the test data, once") as update:
+            write(cache(), progress=update)
+        return cache()
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    from rich.console import Console  # noqa: PLC0415
+
+    from conformance.backends import CaseBackend, CommandBackend, PythonBackend, ResultsBackend  # noqa: PLC0415
+    from conformance.compare import Comparison  # noqa: PLC0415
+    from conformance.report import Report  # noqa: PLC0415
+    from conformance.runner import Selection, run  # noqa: PLC0415
+    from conformance.testdata import read, verify  # noqa: PLC0415
+
+    try:
+        comparison = Comparison.parse(parsed.compare)
+        backend: CaseBackend
+        if parsed.command is not None:
+            backend, title = CommandBackend.parse(parsed.command), parsed.command
+        elif parsed.results is not None:
+            if not parsed.results.is_dir():
+                raise UsageError(f"{parsed.results} is no folder, expected one with <case>/output_0.pb")
+            backend, title = ResultsBackend(parsed.results), f"results in {parsed.results}"
+        else:
+            title = parsed.backend or "reference"
+            backend = PythonBackend(title)
+            backend.load()
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    for path in (parsed.json, parsed.junit, parsed.html):
+        if path is not None and not path.resolve().parent.is_dir():
+            raise UsageError(f"{path.parent} is no folder")
+    expected_failures = _patterns(parsed.xfail)
+    root = _data(parsed.test_data)
+    entries = read(root)
+    verify(root, entries)
+    selection = Selection(tuple(parsed.select), tuple(parsed.skip), parsed.profile == "finite")
+    if not any(selection.takes(entry) for entry in entries):
+        raise UsageError("no case is selected")
+    with _progress("cases") as update:
+        results = run(
+            backend,
+            root,
+            entries,
+            selection,
+            comparison=comparison,
+            jobs=parsed.jobs,
+            timeout=parsed.timeout,
+            expected_failures=expected_failures,
+            progress=update,
+        )
+    report = Report(f"DequantizePacked conformance: {title}", results, parsed.allow_unsupported)
+    for path, text in ((parsed.json, report.as_json), (parsed.junit, report.as_junit), (parsed.html, report.as_html)):
+        if path is not None:
+            _write(path, text())
+    report.print(Console())
+    return 1 if report.unexpected else 0
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _patterns(path: Path | None) -> list[str]:
+    if path is None:
+        return []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not UTF-8 text, expected a pattern a line") from None
+    return [line.partition("#")[0].strip() for line in lines if line.partition("#")[0].strip()]
+
+
+def _list(parsed: argparse.Namespace) -> int:
+    from conformance.runner import Selection  # noqa: PLC0415
+    from conformance.testdata import read  # noqa: PLC0415
+
+    selection = Selection(tuple(parsed.select), tuple(parsed.skip), parsed.profile == "finite")
+    chosen = [entry for entry in read(_data(parsed.test_data)) if selection.takes(entry)]
+    for entry in chosen:
+        print(f"{entry.name}  [{', '.join(entry.flags)}]  {entry.reason}")
+    print(f"{len(chosen)} cases")
+    return 0
+
+
+def _show(parsed: argparse.Namespace) -> int:
+    from conformance.anatomy import describe  # noqa: PLC0415
+    from conformance.backends import read_tensor  # noqa: PLC0415
+    from conformance.cases import FLAGS  # noqa: PLC0415
+    from conformance.testdata import read  # noqa: PLC0415
+
+    root = _data(parsed.test_data)
+    entry = next((e for e in read(root) if e.name == parsed.case), None)
+    if entry is None:
+        raise UsageError(f"no case {parsed.case!r}, expected a name that list prints")
+    print(entry.name)
+    print(f"  {entry.reason}")
+    print(f"  category {entry.category}, format {entry.format}, type {entry.type}")
+    print(f"  shape {entry.shape}" if entry.valid else f"  breaks {entry.rule}; known at {entry.stage}")
+    for flag in entry.flags:
+        print(f"  {flag}: {FLAGS[flag]}")
+    for name in entry.files:
+        print(f"  {root / entry.folder / name}")
+    if entry.valid and entry.category != "graph":
+        payload = read_tensor(root / entry.folder / entry.inputs[0]).tobytes()
+        for line in describe(entry.packed_format, payload, parsed.blocks):
+            print(f"  {line}")
+    return 0
+
+
+def _generate(parsed: argparse.Namespace) -> int:
+    from conformance.locate import cache, check, write  # noqa: PLC0415
+
+    root = parsed.directory or cache()
+    with _progress("files") as update:
+        if not parsed.check:
+            count = write(root, parsed.jobs, update)
+            print(f"{count} files written to {root}")
+            return 0
+        wrong = check(root, parsed.jobs, update)
+    for name in wrong:
+        print(f"{root / name}: not what the catalogue gives", file=sys.stderr)
+    print(f"{len(wrong)} files differ in {root}")
+    return 1 if wrong else 0
+
+
+def _mutants(parsed: argparse.Namespace) -> int:
+    import json  # noqa: PLC0415
+
+    from rich.console import Console  # noqa: PLC0415
+
+    from conformance.mutants import score  # noqa: PLC0415
+
+    with _progress("mutants") as update:
+        found = score(_data(parsed.test_data), parsed.jobs, parsed.quarter, update)
+    if parsed.json is not None:
+        _write(parsed.json, json.dumps(found.as_json(), indent=1) + "\n")
+    found.print(Console())
+    return 1 if found.survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

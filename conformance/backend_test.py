@@ -1,0 +1,106 @@
+"""ONNX's own test runner class over these cases, with bit-exact comparison.
+
+In a backend's test file::
+
+    import conformance
+    globals().update(conformance.BackendTest(MyBackend, __name__).test_cases)
+"""
+
+from __future__ import annotations
+
+import unittest
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx.backend.test.runner import Runner
+from onnx.backend.test.runner.item import TestItem
+
+from conformance.backends import read_tensor
+from conformance.compare import Comparison
+from conformance.locate import data_root
+from conformance.testdata import Entry, read
+
+
+class BackendTest(Runner):
+    """``onnx.backend.test.BackendTest`` with the cases of this suite instead of ONNX's.
+
+    ``include``, ``exclude``, ``xfail``, ``test_cases`` and ``test_suite`` work as there; patterns are regular
+    expressions on test names, which are the cases' names (``test_`` before those of invalid ones) and ``_cpu``. A case
+    that the backend says it is not supposed to implement is skipped, not passed.
+
+    Parameters
+    ----------
+    backend
+        An ONNX backend: ``prepare(model, device).run(inputs)``.
+    parent_module
+        ``__name__`` of the test file.
+    test_kwargs
+        Given to ``prepare``.
+    test_data
+        The test data's folder; None for that of the repository, or the user's cache.
+    comparison
+        ``"bits"``, ``"value"`` or ``"ulp:N"``.
+
+    Raises
+    ------
+    conformance.testdata.TestDataError
+        There are no test data there.
+    """
+
+    def __init__(
+        self,
+        backend: Any,
+        parent_module: str | None = None,
+        test_kwargs: dict[str, Any] | None = None,
+        *,
+        test_data: Path | None = None,
+        comparison: str = "bits",
+    ) -> None:
+        # Not the base class's: that loads ONNX's own cases.
+        self.backend = backend
+        self._parent_module = parent_module
+        self._include_patterns = set()
+        self._exclude_patterns = set()
+        self._xfail_patterns = set()
+        self._test_kwargs = test_kwargs or {}
+        self._test_items = defaultdict(dict)
+        self._root = test_data or data_root()
+        self._comparison = Comparison.parse(comparison)
+        supported = getattr(backend, "supports_device", lambda _: True)("CPU")
+        for entry in read(self._root):
+            name = entry.name if entry.valid else f"test_{entry.name}"
+
+            def test(_: unittest.TestCase, entry: Entry = entry) -> None:
+                self._run(entry)
+
+            test.__doc__ = entry.reason
+            func = test if supported else unittest.skip("the backend does not support the CPU")(test)
+            category = f"DequantizePacked{entry.category.capitalize()}"
+            self._test_items[category][f"{name}_cpu"] = TestItem(func, [None])
+
+    def _run(self, entry: Entry) -> None:
+        folder = self._root / entry.folder
+        inputs = [read_tensor(folder / name) for name in entry.inputs]
+        model = onnx.load(folder / "model.onnx")
+        if not entry.valid:
+            try:
+                self._outputs(model, inputs)
+            except unittest.SkipTest:
+                raise
+            except Exception:
+                return  # refused, as it must be
+            raise AssertionError(f"accepted a model that breaks {entry.rule}: {entry.reason}")
+        outputs = self._outputs(model, inputs)
+        assert len(outputs) == 1, f"{len(outputs)} outputs, expected 1"
+        expected = read_tensor(folder / "test_data_set_0" / "output_0.pb")
+        difference = self._comparison.difference(outputs[0], expected)
+        assert difference is None, (
+            f"{difference.summary}; first at {difference.first}: expected {difference.expected_value} "
+            f"({difference.expected_bits}), found {difference.actual_value} ({difference.actual_bits})"
+        )
+
+    def _outputs(self, model: onnx.ModelProto, inputs: Any) -> Any:
+        prepared: Any = self.backend.prepare(model, "CPU", **self._test_kwargs)
+        return prepared.run(inputs)

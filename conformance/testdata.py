@@ -1,0 +1,257 @@
+"""The test data as files: written from the catalogue, byte for byte the same everywhere, and read back.
+
+docs/conformance.md describes the layout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from onnx import ModelProto, TensorProto
+
+from conformance.cases import CATEGORIES, FLAGS, Case, InvalidCase, invalid_cases, valid_cases
+from conformance.cases.case import TYPE_NAMES
+from onnx_dqp.formats import FORMATS, PackedFormat
+
+MANIFEST = "manifest.json"
+SCHEMA = "manifest.schema.json"
+VERSION = 1
+"""Of the manifest's form; a new number where a reader of the old one would go wrong."""
+
+
+class TestDataError(Exception):
+    """Test data that are missing, damaged, or of another version."""
+
+    __test__ = False  # pytest: not a test
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A case as the manifest has it.
+
+    Attributes
+    ----------
+    name, category, format, type, flags, reason
+        As in the catalogue; ``format`` is an identifier, ``type`` a lower-case name.
+    files
+        All files of the case, by path in its folder, with their SHA-256.
+    shape
+        Of a valid case: the node's ``shape``.
+    rule, stage
+        Of an invalid case: the rule that is broken and the earliest stage that can know, "load" or "run".
+    """
+
+    name: str
+    category: str
+    format: str
+    type: str
+    flags: list[str]
+    reason: str
+    files: dict[str, str]
+    shape: list[int] | None = None
+    rule: str | None = None
+    stage: str | None = None
+
+    @property
+    def valid(self) -> bool:
+        """Whether the model is to be run, or to be refused."""
+        return self.rule is None
+
+    @property
+    def folder(self) -> str:
+        """The case's folder, relative to the data's root."""
+        return f"{'node' if self.valid else 'invalid'}/{self.name}"
+
+    @property
+    def inputs(self) -> list[str]:
+        """The input files by path in the folder, in the order of the graph's inputs."""
+        return [name for name in self.files if "/input_" in name]
+
+    @property
+    def packed_format(self) -> PackedFormat:
+        """The row of the table of formats."""
+        return FORMATS[self.format]
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def _bytes(message: ModelProto | TensorProto) -> bytes:
+    return bytes(message.SerializeToString(deterministic=True))
+
+
+def case_files(case: Case | InvalidCase) -> dict[str, bytes]:
+    """The files of a case by path in its folder."""
+    if isinstance(case, InvalidCase):
+        files = {"model.onnx": _bytes(case.model)}
+        files |= {f"test_data_set_0/input_{i}.pb": _bytes(x) for i, x in enumerate(case.inputs)}
+        files["expected.json"] = _json({"rule": case.rule, "reason": case.reason, "stage": case.stage})
+        return files
+    content = case.content()
+    files = {"model.onnx": _bytes(content.model), **content.files}
+    files |= {f"test_data_set_0/input_{i}.pb": _bytes(x) for i, x in enumerate(content.inputs)}
+    files["test_data_set_0/output_0.pb"] = _bytes(content.output)
+    files["data.json"] = _json({"rtol": 0, "atol": 0})
+    return files
+
+
+def _entry(case: Case | InvalidCase, files: Mapping[str, bytes]) -> Entry:
+    own: dict[str, Any] = (
+        {"shape": list(case.shape)} if isinstance(case, Case) else {"rule": case.rule, "stage": case.stage}
+    )
+    return Entry(
+        case.name,
+        case.category,
+        case.format.identifier,
+        case.type_name,
+        list(case.flags),
+        case.reason,
+        {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
+        **own,
+    )
+
+
+def _built(case: Case | InvalidCase) -> tuple[Entry, dict[str, bytes]]:
+    files = case_files(case)
+    return _entry(case, files), files
+
+
+def _build_group(group: tuple[str, str]) -> list[tuple[Entry, dict[str, bytes]]]:
+    """All cases of a category and format, in a worker process; cases do not travel between processes, names do."""
+    category, identifier = group
+    some: Iterator[Case | InvalidCase] = invalid_cases() if category == "invalid" else valid_cases(category)
+    return [_built(case) for case in some if case.format.identifier == identifier]
+
+
+def groups() -> list[tuple[str, str]]:
+    """What the work of ``generate`` is divided into: category and format."""
+    cases: list[Case | InvalidCase] = [*valid_cases(), *invalid_cases()]
+    return list(dict.fromkeys((case.category, case.format.identifier) for case in cases))
+
+
+def generate(jobs: int | None = None) -> Iterator[tuple[str, bytes]]:
+    """Make all files, the manifest last.
+
+    Parameters
+    ----------
+    jobs
+        Worker processes; None for as many as there are processors.
+
+    Yields
+    ------
+    Path relative to the data's root, and contents.
+    """
+    entries = []
+    with ProcessPoolExecutor(jobs) as pool:
+        for built in pool.map(_build_group, groups()):
+            for entry, files in built:
+                entries.append(entry)
+                yield from ((f"{entry.folder}/{name}", data) for name, data in files.items())
+    yield SCHEMA, _json(manifest_schema())
+    yield MANIFEST, _manifest(entries)
+
+
+def _manifest(entries: Sequence[Entry]) -> bytes:
+    """The manifest, a case a line."""
+    lines = []
+    for entry in sorted(entries, key=lambda entry: entry.name):
+        given = {key: value for key, value in asdict(entry).items() if value is not None}
+        lines.append(json.dumps(given, separators=(",", ":"), ensure_ascii=False))
+    head = json.dumps({"version": VERSION, "flags": dict(FLAGS)}, indent=1, ensure_ascii=False).removesuffix("\n}")
+    return (head + ',\n "cases": [\n' + ",\n".join(lines) + "\n]}\n").encode()
+
+
+def read(root: Path) -> list[Entry]:
+    """Read the manifest.
+
+    Raises
+    ------
+    TestDataError
+        There is none, or it is not one, or of another version.
+    """
+    path = root / MANIFEST
+    try:
+        manifest = json.loads(path.read_bytes())
+        if manifest["version"] != VERSION:
+            raise TestDataError(f"{path} has version {manifest['version']}, expected {VERSION}")
+        return [Entry(**entry) for entry in manifest["cases"]]
+    except OSError as error:
+        raise TestDataError(f"{path}: {error.strerror}, expected the test data's manifest") from None
+    except (ValueError, TypeError, KeyError) as error:
+        raise TestDataError(f"{path} is not a manifest of test data ({type(error).__name__})") from None
+
+
+def verify(root: Path, entries: Sequence[Entry]) -> None:
+    """Compare every file of these cases with the manifest's SHA-256.
+
+    Raises
+    ------
+    TestDataError
+        The first file that is missing or different.
+    """
+    for entry in entries:
+        for name, expected in entry.files.items():
+            path = root / entry.folder / name
+            try:
+                found = hashlib.sha256(path.read_bytes()).hexdigest()
+            except OSError as error:
+                raise TestDataError(f"{path}: {error.strerror}") from None
+            if found != expected:
+                raise TestDataError(f"{path} has SHA-256 {found}, expected {expected}, as the manifest says")
+
+
+def manifest_schema() -> dict[str, Any]:
+    """The JSON Schema of the manifest."""
+    text = {"type": "string"}
+    case = {
+        "name": {**text, "description": "the name of the case's folder, in node/ if valid, else in invalid/"},
+        "category": {"enum": list(CATEGORIES)},
+        "format": {"enum": list(FORMATS), "description": "of the DequantizePacked node (the first, if several)"},
+        "type": {"enum": list(TYPE_NAMES.values()), "description": "that node's output type"},
+        "flags": {"type": "array", "items": {"enum": list(FLAGS)}, "uniqueItems": True},
+        "reason": {**text, "description": "why the case exists; of an invalid case, what is wrong with it"},
+        "files": {
+            "type": "object",
+            "description": "every file of the case by path in its folder, external data included, and its SHA-256; "
+            "test_data_set_0/input_<i>.pb is the graph's input i",
+            "required": ["model.onnx"],
+            "additionalProperties": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
+        },
+    }
+    valid = {"shape": {"type": "array", "items": {"type": "integer", "minimum": 0}, "description": "the node's shape"}}
+    invalid = {
+        "rule": {"enum": ["R1", "R2", "R3", "R4", "R9"], "description": "the rule that the model breaks"},
+        "stage": {"enum": ["load", "run"], "description": "the earliest stage that can refuse it"},
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Conformance test data for ONNX DequantizePacked",
+        "type": "object",
+        "properties": {
+            "version": {"const": VERSION},
+            "flags": {"type": "object", "description": "what each flag means", "additionalProperties": text},
+            "cases": {
+                "type": "array",
+                "items": {
+                    "oneOf": [
+                        {
+                            "type": "object",
+                            "properties": case | own,
+                            "required": [*case, *own],
+                            "additionalProperties": False,
+                        }
+                        for own in (valid, invalid)
+                    ]
+                },
+            },
+        },
+        "required": ["version", "flags", "cases"],
+        "additionalProperties": False,
+    }

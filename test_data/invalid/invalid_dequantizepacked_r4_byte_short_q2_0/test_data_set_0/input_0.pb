@@ -1,0 +1,1 @@
+#BxJ#LฐZําzeý๘V้UZw–ว5เzEนืhกuh2ืpv
