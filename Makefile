@@ -4,12 +4,14 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: help demo test lint check benchmark memory clean
+.PHONY: help demo test browser mutants lint check benchmark memory clean
 
 help:
 	@echo "demo       decode real weights in all formats with ONNX's ReferenceEvaluator, as a table"
 	@echo "test       run the tests"
 	@echo "lint       ruff and mypy"
+	@echo "browser    test the HTML report in headless Chromium, which must be installed"
+	@echo "mutants    the suite's own score: every wrong decoder must be caught"
 	@echo "check      generated files and the package are what the scripts make"
 	@echo "benchmark  time every format beside gguf-py and ggml (a minute)"
 	@echo "memory     peak memory of every format and type, 256 Mi elements (minutes)"
@@ -21,6 +23,12 @@ demo: $(VENV)/demo
 test: $(VENV)/dev
 	$(BIN)/python -m pytest
 
+browser: $(VENV)/dev
+	$(BIN)/python -m pytest --override-ini addopts= tests/browser
+
+mutants: $(VENV)/dev
+	$(BIN)/python -m conformance mutants
+
 lint: $(VENV)/dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -29,6 +37,8 @@ lint: $(VENV)/dev
 check: $(VENV)/dev
 	$(BIN)/python scripts/extract_codebooks.py --check
 	$(BIN)/python scripts/make_real_weights.py --check
+	$(BIN)/python scripts/generate_test_data.py --check
+	$(BIN)/python scripts/write_suite_tables.py --check
 	$(BIN)/python scripts/check_package.py
 
 benchmark: $(VENV)/dev

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from conformance.cases.case import TYPE_NAMES
-from conformance.runner import Result
+from conformance.runner import PASSED, Result
 from onnx_dqp.formats import FORMATS
 
 COLUMNS = (*TYPE_NAMES.values(), "invalid")
@@ -80,7 +80,7 @@ class Report:
             table.add_row(FORMATS[identifier].name, *(self._terminal_cell(cell) for cell in cells))
         console.print(table)
         if self.verdicts["unsupported"]:
-            console.print("(0/n): unsupported", style="yellow", highlight=False)
+            console.print("(m/n): some or all are unsupported", style="yellow", highlight=False)
         for identifier in self.formats:
             failures = [r for r in self.unexpected if r.entry.format == identifier and r.verdict != "unsupported"]
             if failures:
@@ -95,13 +95,10 @@ class Report:
         console.print(f"\n{escape(self.summary)}")
 
     def _terminal_cell(self, cell: list[Result]) -> str:
-        if not cell:
-            return "-"
-        passed = sum(result.passed for result in cell)
-        if all(result.verdict == "unsupported" for result in cell):
-            return f"[yellow](0/{len(cell)})[/]"
-        color = "green" if passed == len(cell) else "red"
-        return f"[{color}]{passed}/{len(cell)}[/]"
+        kind, text = _state(cell), _count(cell)
+        return {"none": "-", "passed": f"[green]{text}[/]", "failed": f"[red]{text}[/]"}.get(
+            kind, f"[yellow]({text})[/]"
+        )
 
     def as_json(self) -> str:
         """The run as JSON: title, summary, and each case's verdict, with the difference where there is one."""
@@ -173,16 +170,24 @@ def _column(result: Result) -> str:
     return result.entry.type if result.entry.valid else "invalid"
 
 
-def _html_cell(cell: list[Result]) -> dict[str, str]:
-    if not cell:
-        return {"class": "none", "text": "-", "title": "no case"}
-    passed = sum(result.passed for result in cell)
+def _state(cell: Sequence[Result]) -> str:
+    """How a cell is shown; ``partly``: some cases passed, the others are unsupported."""
+    verdicts = {result.verdict for result in cell}
+    if verdicts - {PASSED, "unsupported"}:
+        return "failed"
+    if "unsupported" in verdicts:
+        return "partly" if PASSED in verdicts else "unsupported"
+    return "passed" if cell else "none"
+
+
+def _count(cell: Sequence[Result]) -> str:
+    return f"{sum(result.passed for result in cell)}/{len(cell)}" if cell else "-"
+
+
+def _html_cell(cell: Sequence[Result]) -> dict[str, str]:
     verdicts = Counter(result.verdict for result in cell)
-    kind = "passed" if passed == len(cell) else "failed"
-    if verdicts["unsupported"] == len(cell):
-        kind = "unsupported"
     title = ", ".join(f"{n} {verdict}" for verdict, n in sorted(verdicts.items()))
-    return {"class": kind, "text": f"{passed}/{len(cell)}", "title": title}
+    return {"class": _state(cell), "text": _count(cell), "title": title or "no case"}
 
 
 def _details(result: Result) -> list[str]:

@@ -16,8 +16,14 @@ from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parent.parent
 CODEBOOKS = {f"onnx_dqp/codebooks/{path.name}" for path in ROOT.glob("onnx_dqp/codebooks/*.txt")}
-CARRIED = CODEBOOKS | {"onnx_dqp/py.typed", "onnx_dqp/op.py", "conformance/py.typed", "conformance/exact.py"}
-SOURCE_ONLY = {"test_data/real/manifest.json", "tests/test_bits.py", "THIRD_PARTY_NOTICES", "LICENSE"}
+CARRIED = CODEBOOKS | {"onnx_dqp/py.typed", "onnx_dqp/op.py", "conformance/py.typed", "conformance/report.html.j2"}
+SOURCE_ONLY = {
+    "test_data/real/manifest.json",
+    "test_data/manifest.json",
+    "tests/test_bits.py",
+    "THIRD_PARTY_NOTICES",
+    "LICENSE",
+}
 
 USE = """
 import sys

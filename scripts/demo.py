@@ -1,10 +1,13 @@
-"""The main job, shown: a model with one DequantizePacked node per format over real trained weights, run by ONNX."""
+"""The main job, shown: a model with one DequantizePacked node per format over real trained weights, run by ONNX.
+
+Then the whole conformance suite, on the reference evaluator.
+"""
 
 from __future__ import annotations
 
 from _command import require
 
-require("demo", "rich")
+require("demo", "jinja2", "pebble", "platformdirs", "rich")
 
 import argparse
 import sys
@@ -16,6 +19,7 @@ from onnx.reference import ReferenceEvaluator
 from rich.console import Console
 from rich.table import Table
 
+from conformance.__main__ import main as conformance
 from conformance.compare import differing
 from conformance.expected import expected
 from onnx_dqp import FORMATS, DequantizePacked, register_schema
@@ -62,7 +66,8 @@ def main() -> int:
         )
     Console().print(table)
     print(f"{len(decoded)} formats, {wrong} elements differ from the exact decoder's")
-    return 1 if wrong else 0
+    print("\nThe conformance suite on the same evaluator (python -m conformance run):\n")
+    return max(1 if wrong else 0, conformance(["run"]))
 
 
 if __name__ == "__main__":

@@ -221,3 +221,12 @@ class OtherOrder(ByTables):
             k = payload.integers(rule.factor, rule.factor_signed)
             y = y * (rule.factor_slope * k + rule.factor_offset).astype(np.float32)
         return y * scale
+
+
+class OneFormat(OneBit):
+    """Knows Q6_K alone, and not quite."""
+
+    def __init__(self, model):
+        if b"gguf:q6_k" not in model.SerializeToString():
+            raise NotImplementedError("only Q6_K")
+        super().__init__(model)

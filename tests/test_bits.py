@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from unittest import TestCase
 
 import gguf
 import numpy as np
+from compare_with_ggml import by_ggml, payload_groups
 from helpers import FORMAT_ROWS, TYPE_ROWS
 from parameterized import parameterized
 
@@ -18,8 +20,6 @@ from onnx_dqp.rules import OUTPUT_DTYPES
 
 GGML_ROWS = [row for row in FORMAT_ROWS if row[1].identifier not in ggml.NO_DECODER]
 GGUF_ROWS = [row for row in FORMAT_ROWS if hasattr(gguf.quants, row[0])]
-FLOAT_SCALE_ROWS = [row for row in FORMAT_ROWS if payloads.scales(row[1])]
-RANDOM_ELEMENTS = 1 << 20
 
 
 def decoded(format, blocks):
@@ -27,53 +27,19 @@ def decoded(format, blocks):
     return payload, dequantize(payload, format.identifier, [len(blocks) * format.elements])
 
 
-def catalogue(format, *categories):
-    """The payloads of the conformance suite's cases of a format, each once."""
-    found = {case.payload for case in valid_cases(*categories) if case.format is format}
-    assert found
-    return [np.frombuffer(payload, format.layout) for payload in sorted(found)]
-
-
 class AgainstGgml(TestCase):
-    def check(self, format, blocks):
-        self.assertGreater(len(blocks), 0)
-        payload, actual = decoded(format, blocks)
-        reference = ggml.dequantize(format, payload)
-        np.testing.assert_array_equal(np.flatnonzero(differing(actual, reference))[:5], [])
+    """Q8_1, which ggml cannot decode, is compared as Q8_0 with the unused field cut out."""
 
-    @parameterized.expand(GGML_ROWS)
-    def test_random_bytes(self, _, format):
-        self.check(format, payloads.random_blocks(format, RANDOM_ELEMENTS // format.elements, "random"))
-
-    @parameterized.expand(GGML_ROWS)
-    def test_pairs_of_fields(self, _, format):
-        for blocks in payloads.field_sweeps(format):
-            self.check(format, blocks)
-
-    @parameterized.expand(GGML_ROWS)
-    def test_every_code_row_sign_sub_scale_and_special_scale(self, _, format):
-        for blocks in catalogue(format):
-            if len(blocks):
-                self.check(format, blocks)
-
-    @parameterized.expand([row for row in FLOAT_SCALE_ROWS if row in GGML_ROWS])
-    def test_all_pairs_of_special_scales(self, _, format):
-        self.check(format, payloads.scale_sweep(format))
-
-    def test_all_formats_but_one_are_compared(self):
-        self.assertEqual(len(GGML_ROWS), 26)
-
-    def test_q8_1_is_q8_0_with_an_unused_field_cut_out(self):
-        q8_1 = FORMATS["gguf:q8_1"]
-        for blocks in (
-            payloads.random_blocks(q8_1, RANDOM_ELEMENTS // 32, "random"),
-            payloads.scale_sweep(q8_1),
-            *payloads.field_sweeps(q8_1),
-        ):
-            octets = np.frombuffer(blocks.tobytes(), np.uint8).reshape(-1, 36)
-            cut = np.ascontiguousarray(np.delete(octets, [2, 3], axis=1)).ravel()
-            _, actual = decoded(q8_1, blocks)
-            self.assertFalse(differing(actual, ggml.dequantize(FORMATS["gguf:q8_0"], cut)).any())
+    @parameterized.expand(FORMAT_ROWS)
+    def test_random_bytes_codes_rows_signs_sub_scales_and_special_scales(self, _, format):
+        compared = Counter()
+        for group, blocks in payload_groups(format):
+            _, actual = decoded(format, blocks)
+            wrong = differing(actual, by_ggml(format, blocks))
+            np.testing.assert_array_equal(np.flatnonzero(wrong)[:5], [])
+            compared[group] += actual.size
+        self.assertGreaterEqual(compared["random"], 1 << 20)
+        self.assertGreater(compared["constructed"], 1 << 13)
 
 
 class AgainstGguf(TestCase):
@@ -109,8 +75,10 @@ class AgainstExact(TestCase):
 
     @parameterized.expand(FORMAT_ROWS)
     def test_special_scales_and_scale_bytes(self, _, format):
-        for blocks in catalogue(format, "scales"):
-            payload, actual = decoded(format, blocks)
+        found = {case.payload for case in valid_cases("scales") if case.format is format}
+        self.assertTrue(found)
+        for payload in sorted(found):
+            payload, actual = decoded(format, np.frombuffer(payload, format.layout))  # noqa: PLW2901
             self.assertFalse(differing(actual, expected(format.identifier, payload.tobytes())).any())
 
     @parameterized.expand(

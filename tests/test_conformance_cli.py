@@ -218,7 +218,7 @@ class Generate(Folder):
         """Making all data is another test's, and the script's --check."""
         files = {"node/a/model.onnx": b"1", "node/b/model.onnx": b"2", "manifest.json": b"3"}
         data, seen = self.folder / "data", []
-        with mock.patch("conformance.locate.generate", lambda _: iter(files.items())):
+        with mock.patch("conformance.locate.generate", side_effect=lambda _: iter(files.items())):
             self.assertEqual(write(data, 2, seen.append), 3)
             self.assertEqual(seen, [1, 2, 3])
             self.assertEqual(check(data), [])

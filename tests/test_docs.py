@@ -78,13 +78,13 @@ class Decoding(TestCase):
 class Links(TestCase):
     def test_lead_to_files_and_headings(self):
         for path in (ROOT / "README.md", *ROOT.joinpath("docs").glob("*.md")):
-            text = path.read_text(encoding="utf-8")
-            anchors = {
-                re.sub(r"[^\w\- ]", "", h).strip().lower().replace(" ", "-")
-                for h in re.findall(r"^#+ (.*)$", text, re.M)
-            }
-            for target in re.findall(r"\]\(([^)]+)\)", text):
-                if target.startswith("#"):
-                    self.assertIn(target[1:], anchors, path.name)
-                elif not target.startswith("http"):
-                    self.assertTrue(path.parent.joinpath(target).exists(), f"{path.name}: {target}")
+            for target in re.findall(r"\]\(([^)]+)\)", path.read_text(encoding="utf-8")):
+                if target.startswith("http"):
+                    continue
+                file, _, anchor = target.partition("#")
+                leads_to = path.parent.joinpath(file) if file else path
+                self.assertTrue(leads_to.exists(), f"{path.name}: {target}")
+                if anchor:
+                    headings = re.findall(r"^#+ (.*)$", leads_to.read_text(encoding="utf-8"), re.MULTILINE)
+                    anchors = {re.sub(r"[^\w\- ]", "", h).strip().lower().replace(" ", "-") for h in headings}
+                    self.assertIn(anchor, anchors, f"{path.name}: {target}")

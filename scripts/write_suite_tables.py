@@ -1,0 +1,50 @@
+"""Write the tables of docs/conformance.md: cases by category and mutants by kind; --check shows that they are right."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from _generated import ROOT, Generated, main
+
+from conformance.cases import CATEGORIES
+from conformance.locate import REPOSITORY
+from conformance.mutants import score
+from conformance.testdata import read
+
+DOCUMENT = "docs/conformance.md"
+
+COVERS = {
+    "basic": "27 formats x 4 types, three rows of two blocks, ordinary scales",
+    "codes": "every code at every position, every codebook row, sign pattern, sub-scale and minimum; unused fields",
+    "scales": "every special scale, every scale byte, x 4 types",
+    "rounding": "ties, overflow, subnormal results, and where it shows what a decoder rounds when",
+    "shapes": "rank 1 to 6, a 0 in each place, 1s, many rows, one long row",
+    "graph": "payload from anywhere, other operators around, subgraphs, functions",
+    "invalid": "models that must be refused",
+}
+
+
+def table(text: str, heading: str, rows: list[str]) -> str:
+    """The document with the rows of the table that has this heading replaced."""
+    pattern = rf"(^{re.escape(heading)}\n\| --- .*\n)(?:\|.*\n)*"
+    changed, count = re.subn(pattern, lambda found: found[1] + "\n".join(rows) + "\n", text, flags=re.MULTILINE)
+    assert count == 1, heading
+    return changed
+
+
+def generate() -> Generated:
+    """The document, with the numbers of the committed data."""
+    text = (ROOT / DOCUMENT).read_text(encoding="utf-8")
+    cases = Counter(entry.category for entry in read(REPOSITORY))
+    rows = [f"| `{category}` | {cases[category]} | {COVERS[category]} |" for category in CATEGORIES]
+    text = table(text, "| category | cases | what it covers |", [*rows, f"| all | {cases.total()} | |"])
+    found = score(REPOSITORY, jobs=2)
+    assert not found.survivors, found.survivors
+    rows = [f"| {kind} | {count} |" for kind, count in found.total.items()]
+    text = table(text, "| kind | mutants |", [*rows, f"| all, all caught | {found.total.total()} |"])
+    return {DOCUMENT: text.encode()}
+
+
+if __name__ == "__main__":
+    main(__doc__, generate)
