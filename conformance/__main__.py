@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-NEEDED = ("jinja2", "pebble", "platformdirs", "rich")
+NEEDED = ("jinja2", "jsonschema", "pebble", "platformdirs", "rich")
 """Packages of the extra ``conformance``."""
 
 EPILOG = """\

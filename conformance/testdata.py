@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 from onnx import ModelProto, TensorProto
 
 from conformance.cases import CATEGORIES, FLAGS, Case, InvalidCase, invalid_cases, valid_cases
@@ -179,13 +181,21 @@ def read(root: Path) -> list[Entry]:
     path = root / MANIFEST
     try:
         manifest = json.loads(path.read_bytes())
-        if manifest["version"] != VERSION:
-            raise TestDataError(f"{path} has version {manifest['version']}, expected {VERSION}")
-        return [Entry(**entry) for entry in manifest["cases"]]
     except OSError as error:
         raise TestDataError(f"{path}: {error.strerror}, expected the test data's manifest") from None
-    except (ValueError, TypeError, KeyError) as error:
-        raise TestDataError(f"{path} is not a manifest of test data ({type(error).__name__})") from None
+    except ValueError as error:
+        raise TestDataError(f"{path} is no JSON ({type(error).__name__}), expected the test data's manifest") from None
+    if isinstance(manifest, dict) and manifest.get("version", VERSION) != VERSION:
+        raise TestDataError(f"{path} has version {str(manifest['version'])[:20]}, expected {VERSION}")
+    # The schema also keeps names and paths inside the folder.
+    for found in jsonschema.Draft202012Validator(manifest_schema()).iter_errors(manifest):
+        place = "/".join(map(str, found.absolute_path)) or "the whole"
+        raise TestDataError(f"{path} is no manifest of test data: {place} does not fit {SCHEMA}")
+    entries = [Entry(**entry) for entry in manifest["cases"]]
+    twice = [name for name, count in Counter(entry.name for entry in entries).items() if count > 1]
+    if twice:
+        raise TestDataError(f"{path} has case {twice[0]} twice, expected once")
+    return entries
 
 
 def verify(root: Path, entries: Sequence[Entry]) -> None:
@@ -211,7 +221,11 @@ def manifest_schema() -> dict[str, Any]:
     """The JSON Schema of the manifest."""
     text = {"type": "string"}
     case = {
-        "name": {**text, "description": "the name of the case's folder, in node/ if valid, else in invalid/"},
+        "name": {
+            **text,
+            "pattern": "^[a-z0-9_]+$",
+            "description": "the name of the case's folder, in node/ if valid, else in invalid/",
+        },
         "category": {"enum": list(CATEGORIES)},
         "format": {"enum": list(FORMATS), "description": "of the DequantizePacked node (the first, if several)"},
         "type": {"enum": list(TYPE_NAMES.values()), "description": "that node's output type"},
@@ -222,6 +236,7 @@ def manifest_schema() -> dict[str, Any]:
             "description": "every file of the case by path in its folder, external data included, and its SHA-256; "
             "test_data_set_0/input_<i>.pb is the graph's input i",
             "required": ["model.onnx"],
+            "propertyNames": {"pattern": "^(test_data_set_0/)?[a-z0-9_]+[.][a-z]+$"},
             "additionalProperties": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
         },
     }

@@ -146,9 +146,32 @@ class Damage(TestCase):
         self.check("manifest.json: No such file or directory, expected the test data's manifest")
 
     def test_not_a_manifest(self):
-        for content in (b"", b"[]", b'{"version": 1}', b'{"version": 1, "cases": [{"name": 1}]}', b"\xff"):
+        for content in (b"", b"\xff", b"{"):
             (self.root / MANIFEST).write_bytes(content)
-            self.check("manifest.json is not a manifest")
+            self.check("manifest.json is no JSON")
+        for content in (b"[]", b"1", b'{"version": 1}', b'{"version": 1, "flags": {}, "cases": [{"name": 1}]}'):
+            (self.root / MANIFEST).write_bytes(content)
+            self.check("manifest.json is no manifest of test data: .* does not fit manifest.schema.json")
+
+    def changed(self, **changes):
+        manifest = json.loads((self.root / MANIFEST).read_bytes())
+        manifest["cases"][0] |= changes
+        (self.root / MANIFEST).write_text(json.dumps(manifest))
+
+    def test_paths_out_of_the_folder(self):
+        for changes in (
+            {"name": "../x"},
+            {"name": "/etc/x"},
+            {"files": {"model.onnx": "0" * 64, "../../x.pb": "0" * 64}},
+        ):
+            self.changed(**changes)
+            self.check("is no manifest of test data: cases/0.* does not fit")
+
+    def test_a_case_twice(self):
+        manifest = json.loads((self.root / MANIFEST).read_bytes())
+        manifest["cases"].append(manifest["cases"][0])
+        (self.root / MANIFEST).write_text(json.dumps(manifest))
+        self.check(f"has case {ENTRIES[0].name} twice")
 
     def test_another_version(self):
         (self.root / MANIFEST).write_text('{"version": 99, "cases": []}')
