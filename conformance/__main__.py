@@ -44,7 +44,9 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument(
             "--profile", choices=("finite", "full"), default="full", help="without or with special scales (NaN, ...)"
         )
-        sub.add_argument("--test-data", type=Path, metavar="DIR", help="the test data (default: the repository's)")
+        sub.add_argument(
+            "--test-data", type=Path, metavar="DIR", help="the test data (default: the repository's, else the cache's)"
+        )
 
     run = commands.add_parser("run", help="run the suite on an implementation")
     which = run.add_mutually_exclusive_group()
@@ -72,15 +74,26 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", help="one case, and its blocks taken apart")
     show.add_argument("case")
     show.add_argument("--blocks", type=_positive, default=2, metavar="N", help="how many blocks (2)")
-    show.add_argument("--test-data", type=Path, metavar="DIR", help="the test data (default: the repository's)")
+    show.add_argument("--first", type=_natural, default=0, metavar="N", help="from which block on (0)")
+    show.add_argument(
+        "--test-data", type=Path, metavar="DIR", help="the test data (default: the repository's, else the cache's)"
+    )
     make = commands.add_parser("generate", help="make the test data")
-    make.add_argument("directory", type=Path, nargs="?", metavar="DIR", help="where (default: the user's cache)")
+    make.add_argument(
+        "directory",
+        type=Path,
+        nargs="?",
+        metavar="DIR",
+        help="where (default: the repository's, else the user's cache)",
+    )
     make.add_argument("--check", action="store_true", help="write nothing; exit 1 where DIR has other files")
     make.add_argument("--jobs", type=_positive, default=_processors(), metavar="N", help="worker processes")
     score = commands.add_parser("mutants", help="the suite's own score: wrong decoders that it catches")
     score.add_argument("--quarter", type=int, choices=range(4), help="only a quarter, chosen by a hash of the names")
     score.add_argument("--jobs", type=_positive, default=_processors(), metavar="N", help="worker processes")
-    score.add_argument("--test-data", type=Path, metavar="DIR", help="the test data (default: the repository's)")
+    score.add_argument(
+        "--test-data", type=Path, metavar="DIR", help="the test data (default: the repository's, else the cache's)"
+    )
     score.add_argument("--json", type=Path, metavar="FILE", help="write kinds, kills and survivors as JSON")
     return parser
 
@@ -92,9 +105,16 @@ def _positive(text: str) -> int:
     return number
 
 
+def _natural(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise ValueError(text)
+    return number
+
+
 def _seconds(text: str) -> float:
     seconds = float(text)
-    if not 0 < seconds < float("inf"):
+    if not 0 < seconds <= 1e6:
         raise ValueError(text)
     return seconds
 
@@ -105,6 +125,37 @@ def _processors() -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
+    _open_standard_files()
+    try:
+        status = _main(arguments)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read the output has seen enough; the interpreter must not find that out again when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        return _fail(f"{error.filename or 'input or output'}: {error.strerror or error}")
+    return status
+
+
+def _open_standard_files() -> None:
+    """Workers' pipes must not get the numbers of standard files that are closed; text must not fail to be printed."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     parsed = _parser().parse_args(arguments)
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
@@ -112,21 +163,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from conformance.backends import BackendError  # noqa: PLC0415 - after the check
     from conformance.testdata import TestDataError  # noqa: PLC0415
 
+    commands = {"run": _run, "list": _list, "show": _show, "generate": _generate, "mutants": _mutants}
     try:
-        status: int = {"run": _run, "list": _list, "show": _show, "generate": _generate, "mutants": _mutants}[
-            parsed.subcommand
-        ](parsed)
+        return commands[parsed.subcommand](parsed)
     except (UsageError, TestDataError, BackendError) as error:
         return _fail(str(error))
-    except OSError as error:
-        return _fail(f"{error.filename or 'input or output'}: {error.strerror or error}")
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 1
-    return status
 
 
 def _fail(text: str) -> int:
@@ -153,11 +194,11 @@ def _progress(what: str, total: int | None = None) -> Iterator[Callable[..., Non
 
 def _data(given: Path | None) -> Path:
     """The test data's folder; in an installed package they are made once, in the user's cache."""
-    from conformance.locate import cache, data_root, write  # noqa: PLC0415
+    from conformance.folder import cache, data_root, write  # noqa: PLC0415
     from conformance.testdata import TestDataError  # noqa: PLC0415
 
     if given is not None:
-        return given
+        return given.resolve()  # a backend may change the working directory
     try:
         return data_root()
     except TestDataError:
@@ -187,10 +228,11 @@ def _run(parsed: argparse.Namespace) -> int:
         else:
             title = parsed.backend or "reference"
             backend = PythonBackend(title)
-            backend.load()
     except ValueError as error:
         raise UsageError(str(error)) from None
     for path in (parsed.json, parsed.junit, parsed.html):
+        if path is not None and path.is_dir():
+            raise UsageError(f"{path} is a folder, expected a file to write")
         if path is not None and not path.resolve().parent.is_dir():
             raise UsageError(f"{path.parent} is no folder")
     expected_failures = _patterns(parsed.xfail)
@@ -213,15 +255,19 @@ def _run(parsed: argparse.Namespace) -> int:
             progress=update,
         )
     report = Report(f"DequantizePacked conformance: {title}", results, parsed.allow_unsupported)
+    report.print(Console())
     for path, text in ((parsed.json, report.as_json), (parsed.junit, report.as_junit), (parsed.html, report.as_html)):
         if path is not None:
             _write(path, text())
-    report.print(Console())
     return 1 if report.unexpected else 0
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Whole or not at all, but for what is no ordinary file."""
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
+    path = path.resolve()
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         new.write_text(text, encoding="utf-8")
@@ -248,15 +294,15 @@ def _list(parsed: argparse.Namespace) -> int:
     chosen = [entry for entry in read(_data(parsed.test_data)) if selection.takes(entry)]
     for entry in chosen:
         print(f"{entry.name}  [{', '.join(entry.flags)}]  {entry.reason}")
-    print(f"{len(chosen)} cases")
+    print("1 case" if len(chosen) == 1 else f"{len(chosen)} cases")
     return 0
 
 
 def _show(parsed: argparse.Namespace) -> int:
     from conformance.anatomy import describe  # noqa: PLC0415
-    from conformance.backends import read_tensor  # noqa: PLC0415
     from conformance.cases import FLAGS  # noqa: PLC0415
     from conformance.testdata import read  # noqa: PLC0415
+    from conformance.verdict import decoded_payload  # noqa: PLC0415
 
     root = _data(parsed.test_data)
     entry = next((e for e in read(root) if e.name == parsed.case), None)
@@ -270,17 +316,19 @@ def _show(parsed: argparse.Namespace) -> int:
         print(f"  {flag}: {FLAGS[flag]}")
     for name in entry.files:
         print(f"  {root / entry.folder / name}")
-    if entry.valid and entry.category != "graph":
-        payload = read_tensor(root / entry.folder / entry.inputs[0]).tobytes()
-        for line in describe(entry.packed_format, payload, parsed.blocks):
+    payload = decoded_payload(root, entry)
+    if payload is None:
+        print("  the model has other nodes; blocks are shown where it is the one node")
+    else:
+        for line in describe(entry.packed_format, payload, parsed.first, parsed.blocks):
             print(f"  {line}")
     return 0
 
 
 def _generate(parsed: argparse.Namespace) -> int:
-    from conformance.locate import cache, check, write  # noqa: PLC0415
+    from conformance.folder import REPOSITORY, cache, check, in_repository, write  # noqa: PLC0415
 
-    root = parsed.directory or cache()
+    root = parsed.directory or (REPOSITORY if in_repository() else cache())
     with _progress("files") as update:
         if not parsed.check:
             count = write(root, parsed.jobs, update)
@@ -298,7 +346,7 @@ def _mutants(parsed: argparse.Namespace) -> int:
 
     from rich.console import Console  # noqa: PLC0415
 
-    from conformance.mutants import score  # noqa: PLC0415
+    from conformance.score import score  # noqa: PLC0415
 
     with _progress("mutants") as update:
         found = score(_data(parsed.test_data), parsed.jobs, parsed.quarter, update)

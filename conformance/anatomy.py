@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from conformance.payloads import fields, scale_bits, scales
-from conformance.table_decoder import RULES, Bits
+from conformance.table_decoder import RULES, Bits, Payload
 from onnx_dqp.formats import PackedFormat
 
 
@@ -42,25 +42,64 @@ def locate(format: PackedFormat, payload: bytes, index: int) -> list[str]:
     if number is not None:
         lines[0] += f", sub-block {number}"
     start = block * format.bytes
-    octets = [f"[{i}]={payload[start + i]:02X}" for i in deciding_bytes(format, element)]
-    lines.append(f"decided by bytes of the block (from payload byte {start}): {' '.join(octets)}")
+    octets = [f"{field_at(format, i)}={payload[start + i]:02X}" for i in deciding_bytes(format, element)]
+    lines.append(f"the block starts at byte {start} of the payload; these bytes decide: {' '.join(octets)}")
     return lines
 
 
-def describe(format: PackedFormat, payload: bytes, blocks: int) -> Iterator[str]:
-    """Lines on the first blocks of a payload, field by field."""
-    every = np.frombuffer(payload, format.layout)
-    for number, block in enumerate(every[:blocks]):
+def field_at(format: PackedFormat, offset: int) -> str:
+    """The name of the byte of a block: a field, the item in it, and for a multibyte item the byte of it."""
+
+    def search(layout: np.dtype[np.void], rest: int, prefix: str) -> str:
+        for name in layout.names or ():
+            item, start = layout[name], layout.fields[name][1]  # type: ignore[index]
+            if start <= rest < start + item.itemsize:
+                number, inside = divmod(rest - start, item.base.itemsize)
+                text = f"{prefix}{name}" + (f"[{number}]" if item.shape else "")
+                if item.base.names:
+                    return search(item.base, inside, f"{text}.")
+                return text + (f".byte{inside}" if item.base.itemsize > 1 else "")
+        raise ValueError(f"a block of {format.name} has no byte {offset}")
+
+    return search(format.layout, offset, "")
+
+
+def describe(format: PackedFormat, payload: bytes, first: int, count: int) -> Iterator[str]:
+    """Lines on ``count`` blocks of a payload from block ``first`` on, field by field, and the sub-blocks' integers."""
+    whole = len(payload) // format.bytes * format.bytes
+    every = np.frombuffer(payload[:whole], format.layout)
+    for number, block in enumerate(every[first : first + count], first):
         yield f"block {number}, payload bytes {number * format.bytes} to {(number + 1) * format.bytes - 1}"
         one = np.array([block], format.layout)
         for name, view in fields(one).items():
-            raw = np.ascontiguousarray(view).tobytes().hex(" ")
-            text = f"  {name}: {view.dtype.str.lstrip('|')}{list(view.shape[1:]) or ''} = {raw}"
+            raw = np.ascontiguousarray(view).tobytes().hex(" ").upper()
+            kind = f"{view.dtype.kind}{8 * view.dtype.itemsize}"
+            text = f"  {name}: {kind}{list(view.shape[1:]) or ''} = {raw}"
             if view.dtype.kind == "f":
                 text += f"  ({float(view[0])!r})"
             yield text
         if format.name == "IQ1_M":
             bits = int(scale_bits(format, one, scales(format)[0])[0])
             yield f"  d, from the top nibbles of scales: 0x{bits:04X}  ({float(np.uint16(bits).view(np.float16))!r})"
-    if len(every) > blocks:
-        yield f"... and {len(every) - blocks} more blocks"
+        yield from _integers(format, one)
+    if len(every) > first + count:
+        yield f"... and {len(every) - first - count} more blocks"
+    if whole < len(payload):
+        yield f"and {len(payload) - whole} bytes that are no whole block"
+
+
+def _integers(format: PackedFormat, block: Any) -> Iterator[str]:
+    """What the sub-blocks' scales and minima, and the elements' codes, are as numbers."""
+    rule = RULES[format.name]
+    payload = Payload(block.tobytes(), rule)
+    for what, bits, signed in (
+        ("sub-block scales", rule.factor, rule.factor_signed),
+        ("sub-block minima", rule.minimum_factor, False),
+    ):
+        if bits is not None:
+            values = payload.integers(bits, signed)[0]
+            changes = np.flatnonzero(np.append(True, (bits[1:] != bits[:-1]).any(axis=1)))
+            yield f"  {what}, as stored: {' '.join(map(str, values[changes]))}"
+    codes = payload.integers(rule.code, rule.code_signed)[0]
+    what = "codebook rows, by element" if rule.rows is not None else "codes, by element"
+    yield f"  {what}: {' '.join(map(str, codes[:32]))}{' ...' if len(codes) > 32 else ''}"

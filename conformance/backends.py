@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -17,13 +18,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
-import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from conformance.testdata import Entry
+from conformance.testdata import Entry, one_line, printable, read_tensor
 from onnx_dqp import ReferenceEvaluator
-from onnx_dqp.rules import OUTPUT_DTYPES
 
 
 class BackendError(Exception):
@@ -42,11 +41,14 @@ class Answer:
         For ``output``: what it returned.
     detail
         One line, where there is something to say.
+    lines
+        More of it: the end of what a crashed program wrote to standard error.
     """
 
     kind: str
     outputs: Sequence[Any] = ()
     detail: str = ""
+    lines: tuple[str, ...] = ()
 
 
 class CaseBackend(Protocol):
@@ -55,36 +57,6 @@ class CaseBackend(Protocol):
     def run(self, root: Path, entry: Entry, timeout: float) -> Answer:
         """Run a case of the test data in ``root``. May raise, crash and hang; after ``timeout`` seconds it is ended."""
         ...
-
-
-def read_tensor(path: Path) -> NDArray[Any]:
-    """A TensorProto file of the test data as an array.
-
-    Raises
-    ------
-    ValueError
-        The file is no TensorProto, or its data do not fit its type and shape.
-    """
-    tensor = onnx.TensorProto()
-    try:
-        tensor.ParseFromString(path.read_bytes())
-    except Exception as error:  # protobuf's DecodeError has no public name in all versions
-        raise ValueError(f"the file is no TensorProto ({one_line(error)})") from None
-    if tensor.data_type in OUTPUT_DTYPES and tensor.HasField("raw_data"):
-        dtype = OUTPUT_DTYPES[tensor.data_type]
-        # By way of unsigned integers, as older versions of onnx do not read BFLOAT16 into ml_dtypes' type.
-        bits = np.frombuffer(tensor.raw_data, f"<u{dtype.itemsize}").astype(f"u{dtype.itemsize}")
-        return bits.view(dtype).reshape(tuple(tensor.dims))
-    try:
-        return np.asarray(onnx.numpy_helper.to_array(tensor))
-    except Exception as error:
-        raise ValueError(f"the TensorProto cannot be read ({one_line(error)})") from None
-
-
-def one_line(error: BaseException) -> str:
-    """An exception for a report."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
 
 
 class Reference:
@@ -109,7 +81,10 @@ class Reference:
     _evaluator: ReferenceEvaluator
 
 
-_UNSUPPORTED = ("BackendIsNotSupposedToImplementIt", "SkipTest")
+def says_unsupported(error: BaseException) -> bool:
+    """Whether an exception of a backend means that it does not support the model, and not that it refuses it."""
+    names = {cls.__name__ for cls in type(error).__mro__}
+    return bool(names & {"NotImplementedError", "BackendIsNotSupposedToImplementIt", "SkipTest"})
 
 
 @dataclass(frozen=True)
@@ -139,7 +114,9 @@ class PythonBackend:
                 found, attribute = importlib.import_module(head), tail
             if attribute:
                 found = getattr(found, attribute)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a module may exit
             raise BackendError(f"backend {self.name!r} cannot be imported: {one_line(error)}") from None
         if not hasattr(found, "prepare"):
             raise BackendError(f"backend {self.name!r} has no prepare(), expected an ONNX backend")
@@ -149,18 +126,17 @@ class PythonBackend:
         """Prepare the model and run it; an exception is a refusal."""
         backend = self.load()
         folder = root / entry.folder
-        inputs = [read_tensor(folder / name) for name in entry.inputs]
+        inputs = [read_tensor(root / entry.path(name)) for name in entry.inputs]
         model = onnx.load(folder / "model.onnx")
         try:
             prepared = backend.prepare(model, "CPU")
             if prepared is None:
                 return Answer("unsupported", detail="prepare() gave None")
             outputs = prepared.run(inputs)
-        except NotImplementedError as error:
-            return Answer("unsupported", detail=one_line(error))
         except Exception as error:
-            unsupported = any(cls.__name__ in _UNSUPPORTED for cls in type(error).__mro__)
-            return Answer("unsupported" if unsupported else "refused", detail=one_line(error))
+            return Answer("unsupported" if says_unsupported(error) else "refused", detail=one_line(error))
+        except BaseException as error:  # sys.exit(), or an interrupt of the backend's own
+            return Answer("crashed", detail=one_line(error))
         if not isinstance(outputs, (list, tuple)):
             return Answer("output", [outputs], f"run() returned a {type(outputs).__name__}, not a list")
         return Answer("output", list(outputs))
@@ -192,6 +168,9 @@ class CommandBackend:
         for placeholder in ("{model}", "{output}"):
             if not any(placeholder in word for word in words):
                 raise ValueError(f"the command has no {placeholder}")
+        inside = next((word for word in words if "{inputs}" in word and word != "{inputs}"), None)
+        if inside is not None:
+            raise ValueError(f"{{inputs}} stands inside of {inside!r}, expected it to be an argument of its own")
         return cls(words)
 
     def run(self, root: Path, entry: Entry, timeout: float) -> Answer:
@@ -203,26 +182,23 @@ class CommandBackend:
             arguments: list[str] = []
             for word in self.words:
                 if word == "{inputs}":
-                    arguments.extend(str(folder / name) for name in entry.inputs)
+                    arguments.extend(str(root / entry.path(name)) for name in entry.inputs)
                 else:
-                    for placeholder, path in names.items():
-                        word = word.replace(placeholder, path)  # noqa: PLW2901
-                    arguments.append(word)
-            status, errors = _execute(arguments, timeout)
-            detail = errors.decode(errors="replace").strip().splitlines()
-            last = detail[-1][:300] if detail else ""
+                    arguments.append(re.sub("{model}|{output}", lambda found: names[found[0]], word))
+            status, errors = _execute(arguments, timeout, Path(directory, "stderr"))
+            lines = tuple(printable(line) for line in errors.decode(errors="replace").splitlines() if line.strip())
+            last = lines[-1] if lines else ""
             if status is None:
-                return Answer("timed out")
+                return Answer("timed out", detail=f"no answer in {timeout:g} s")
             if status in NO_PROGRAM:
                 raise BackendError(f"{self.words[0]}: exit status {status}: the program cannot be run {last}".strip())
             if status == REFUSED:
                 return Answer("refused", detail=last)
             if status == UNSUPPORTED:
                 return Answer("unsupported", detail=last)
-            if status < 0:
-                return Answer("crashed", detail=f"signal {signal.Signals(-status).name} {last}".strip())
-            if status > 0:
-                return Answer("crashed", detail=f"exit status {status} {last}".strip())
+            if status != 0:
+                what = f"signal {signal_name(-status)}" if status < 0 else f"exit status {status}"
+                return Answer("crashed", detail=what, lines=tuple(f"stderr: {line}" for line in lines[-10:]))
             if not output.is_file():
                 return Answer("crashed", detail="exit status 0, but no output file")
             try:
@@ -231,27 +207,30 @@ class CommandBackend:
                 return Answer("output", [], str(error))
 
 
-def _execute(arguments: Sequence[str], timeout: float) -> tuple[int | None, bytes]:
-    """Run a program in a session of its own, which is ended with all its children; None for one that took too long."""
-    try:
-        process = subprocess.Popen(
-            arguments,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise BackendError(f"{arguments[0]}: {error.strerror}") from None
-    try:
-        _, errors = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        return None, b""
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    return process.returncode, errors
+def _execute(arguments: Sequence[str], timeout: float, stderr: Path) -> tuple[int | None, bytes]:
+    """Run a program in a session of its own, which is ended with all its children; None for one that took too long.
+
+    Standard error goes through a file: a pipe would stay open as long as a child lives.
+    """
+    with stderr.open("wb") as errors:
+        try:
+            process = subprocess.Popen(
+                arguments, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
+            )
+        except OSError as error:
+            raise BackendError(f"{arguments[0]}: {error.strerror}") from None
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None, b""
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return process.returncode, stderr.read_bytes()[-_MOST_STDERR:]
+
+
+_MOST_STDERR = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -269,3 +248,11 @@ class ResultsBackend:
             return Answer("output", [read_tensor(path)])
         except ValueError as error:
             return Answer("output", [], str(error))
+
+
+def signal_name(number: int) -> str:
+    """A signal's name, or its number where it has none, as real-time signals."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)

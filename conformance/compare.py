@@ -29,6 +29,11 @@ def differing(actual: NDArray[Any], expected: NDArray[Any]) -> NDArray[np.bool_]
     return np.asarray(unequal & ~(np.isnan(actual) & np.isnan(expected)))
 
 
+def same(actual: NDArray[Any], expected: NDArray[Any]) -> bool:
+    """Whether two arrays have the same type, shape and bits; any NaN equals any NaN."""
+    return actual.dtype == expected.dtype and actual.shape == expected.shape and not differing(actual, expected).any()
+
+
 @dataclass(frozen=True)
 class Difference:
     """How an output differs from the expected one.
@@ -97,15 +102,16 @@ class Comparison:
         if self.kind != "bits":
             unequal &= ~((actual == 0) & (expected == 0)).ravel()
         indices = np.flatnonzero(unequal)
-        distances = [_distance(actual.flat[i], expected.flat[i]) for i in indices]
+        numbers = [a.ravel()[indices] for a in (actual, expected)]
+        nan = np.isnan(numbers[0]) | np.isnan(numbers[1])  # not both: they would be equal
+        distances = np.abs(_ordinals(numbers[0]) - _ordinals(numbers[1]))
         if self.kind == "ulp":
-            kept = [k for k, distance in enumerate(distances) if distance is None or distance > self.ulp]
-            indices, distances = indices[kept], [distances[k] for k in kept]
+            kept = nan | (distances > self.ulp)
+            indices, nan, distances = indices[kept], nan[kept], distances[kept]
         if not len(indices):
             return None
         first = int(indices[0])
-        numbers = [distance for distance in distances if distance is not None]
-        ulp = max(numbers) if len(numbers) == len(distances) else None
+        ulp = None if nan.any() else int(distances.max())
         unsigned = f"u{expected.dtype.itemsize}"
         digits = 2 * expected.dtype.itemsize
         bits = [int(np.ascontiguousarray(a).view(unsigned).flat[first]) for a in (expected, actual)]
@@ -120,15 +126,10 @@ class Comparison:
         )
 
 
-def _distance(a: Any, b: Any) -> int | None:
-    """Steps between two values of one type, over its values in order; None where one is NaN and the other is not."""
-    if np.isnan(a) != np.isnan(b):
-        return None
-    return abs(_ordinal(a) - _ordinal(b))
-
-
-def _ordinal(value: Any) -> int:
-    """A value's place among those of its type; both zeros have place 0."""
-    bits = int(np.asarray(value).view(f"u{value.dtype.itemsize}"))
-    sign = 1 << (8 * value.dtype.itemsize - 1)
-    return -(bits ^ sign) if bits & sign else bits
+def _ordinals(values: NDArray[Any]) -> NDArray[Any]:
+    """Each value's place among those of its type in order; both zeros have place 0. NaNs have places beyond."""
+    size = values.dtype.itemsize
+    # Differences of DOUBLEs' places do not fit in 64 bits.
+    bits = np.ascontiguousarray(values).view(f"u{size}").astype(object if size == 8 else np.int64)
+    sign = 1 << (8 * size - 1)
+    return np.where((bits & sign).astype(bool), -(bits ^ sign), bits)

@@ -11,14 +11,18 @@ from typing import Any
 from xml.etree import ElementTree
 
 import jinja2
-import numpy as np
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from conformance.cases.case import TYPE_NAMES
-from conformance.runner import PASSED, Result
+from conformance.verdict import PASSED, Result
 from onnx_dqp.formats import FORMATS
+
+_MOST_SHOWN = 3
+"""Failures of a format, and reasons, that the terminal shows in full."""
 
 COLUMNS = (*TYPE_NAMES.values(), "invalid")
 
@@ -67,7 +71,8 @@ class Report:
         counts = ", ".join(f"{n} {verdict}" for verdict, n in sorted(self.verdicts.items()))
         expected = sum(r.expected_failure and not r.passed for r in self.results)
         tail = f"; {expected} failed as expected" if expected else ""
-        return f"{len(self.results)} cases: {counts or 'none'}{tail}"
+        cases = "1 case" if len(self.results) == 1 else f"{len(self.results)} cases"
+        return f"{cases}: {counts or 'none'}{tail}"
 
     def print(self, console: Console) -> None:
         """The matrix, then the failures by format."""
@@ -79,20 +84,38 @@ class Report:
             cells = [self.cell(identifier, column) for column in COLUMNS]
             table.add_row(FORMATS[identifier].name, *(self._terminal_cell(cell) for cell in cells))
         console.print(table)
-        if self.verdicts["unsupported"]:
+        reasons = Counter(r.detail for r in self.results if r.verdict == "unsupported")
+        if reasons:
             console.print("(m/n): some or all are unsupported", style="yellow", highlight=False)
+        for reason, count in reasons.most_common(_MOST_SHOWN):
+            self._lines(console, [f"{count} unsupported: {reason or 'no reason given'}"], 2)
+        if len(reasons) > _MOST_SHOWN:
+            self._lines(console, [f"and {len(reasons) - _MOST_SHOWN} more reasons, which JSON has"], 2)
         for identifier in self.formats:
-            failures = [r for r in self.unexpected if r.entry.format == identifier and r.verdict != "unsupported"]
+            failures = self.failures(identifier)
             if failures:
                 console.print(f"\n[bold]{FORMATS[identifier].name}[/]: {len(failures)} failed")
-            for result in failures:
-                lines = [f"{result.verdict}: {result.detail}" if result.detail else result.verdict, *_details(result)]
+            for result in failures[:_MOST_SHOWN]:
+                lines = [f"{result.verdict}: {result.detail}" if result.detail else result.verdict, *result.details()]
                 if result.passed:
                     lines = ["passed, but was expected to fail"]
-                console.print(
-                    f"  [red]{escape(result.entry.name)}[/]\n", *(f"    {escape(x)}\n" for x in lines), end=""
-                )
-        console.print(f"\n{escape(self.summary)}")
+                self._lines(console, [result.entry.name], 2, "red")
+                self._lines(console, lines, 4)
+            if len(failures) > _MOST_SHOWN:
+                names = ", ".join(result.entry.name for result in failures[_MOST_SHOWN:])
+                self._lines(console, [f"and {len(failures) - _MOST_SHOWN} more: {names}"], 2)
+        self._lines(console, ["", self.summary], 0)
+
+    def failures(self, identifier: str) -> list[Result]:
+        """The results of a format that fail the run, unsupported ones aside: basic ones and FLOAT first."""
+        order = {name: number for number, name in enumerate(TYPE_NAMES.values())}
+        failed = [r for r in self.unexpected if r.entry.format == identifier and r.verdict != "unsupported"]
+        return sorted(failed, key=lambda r: (r.entry.category != "basic", order[r.entry.type], not r.entry.valid))
+
+    @staticmethod
+    def _lines(console: Console, lines: Sequence[str], indent: int, style: str = "") -> None:
+        for line in lines:
+            console.print(Padding(Text(line, style), (0, 0, 0, indent)))
 
     def _terminal_cell(self, cell: list[Result]) -> str:
         kind, text = _state(cell), _count(cell)
@@ -143,7 +166,7 @@ class Report:
             )
             for result in results:
                 case = ElementTree.SubElement(suite, "testcase", classname=identifier, name=result.entry.name)
-                text = "\n".join(_details(result))
+                text = "\n".join(result.details())
                 if result in failed:
                     message = (
                         "passed, but was expected to fail" if result.passed else f"{result.verdict}: {result.detail}"
@@ -161,9 +184,8 @@ class Report:
         rows = []
         for identifier in self.formats:
             cells = [self.cell(identifier, column) for column in COLUMNS]
-            failures = [r for r in self.unexpected if r.entry.format == identifier and r.verdict != "unsupported"]
-            rows.append((FORMATS[identifier], [_html_cell(cell) for cell in cells], failures))
-        return environment.from_string(source).render(report=self, columns=COLUMNS, rows=rows, details=_details)
+            rows.append((FORMATS[identifier], [_html_cell(cell) for cell in cells], self.failures(identifier)))
+        return environment.from_string(source).render(report=self, columns=COLUMNS, rows=rows)
 
 
 def _column(result: Result) -> str:
@@ -190,27 +212,11 @@ def _html_cell(cell: Sequence[Result]) -> dict[str, str]:
     return {"class": _state(cell), "text": _count(cell), "title": title or "no case"}
 
 
-def _details(result: Result) -> list[str]:
-    """Lines on a wrong output: the first wrong element, its place, and the largest distance."""
-    difference = result.difference
-    if difference is None or difference.first is None:
-        return []
-    place = f"element {difference.first} in row-major order"
-    if result.entry.category != "graph":
-        index = np.unravel_index(difference.first, result.entry.shape or ())
-        place = f"[{', '.join(str(int(i)) for i in index)}]"
-    ulp = "a NaN stands against a number" if difference.ulp is None else f"at most {difference.ulp} ULP apart"
-    return [
-        f"{ulp}; first at {place}:",
-        f"expected {difference.expected_value} ({difference.expected_bits}), "
-        f"found {difference.actual_value} ({difference.actual_bits})",
-        *result.location,
-        f"the case: {result.entry.reason}",
-    ]
-
-
 def _xml(text: str) -> str:
     """Text without the characters that XML 1.0 cannot hold."""
     return "".join(
-        c if c in "\t\n\r" or (ord(c) >= 0x20 and not 0xD800 <= ord(c) <= 0xDFFF) else "\ufffd" for c in text
+        c
+        if c in "\t\n\r" or (ord(c) >= 0x20 and not 0xD800 <= ord(c) <= 0xDFFF and c not in "\ufffe\uffff")
+        else "\ufffd"
+        for c in text
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, replace
@@ -13,55 +14,13 @@ from pathlib import Path
 import numpy as np
 from pebble import ProcessExpired, ProcessPool
 
-from conformance.anatomy import locate
-from conformance.backends import Answer, BackendError, CaseBackend, CommandBackend, one_line, read_tensor
-from conformance.compare import Comparison, Difference
-from conformance.testdata import Entry
-
-PASSED = "passed"
-VERDICTS = (PASSED, "wrong", "refused", "accepted invalid", "crashed", "timed out", "unsupported")
+from conformance.backends import BackendError, CaseBackend, CommandBackend, PythonBackend, signal_name
+from conformance.compare import Comparison
+from conformance.testdata import Entry, one_line
+from conformance.verdict import Result, judge
 
 _GRACE = 10.0
 """Seconds beyond a case's time limit before a worker is ended that ends what it runs by itself: a command."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """What became of a case.
-
-    Attributes
-    ----------
-    entry
-        The case.
-    verdict
-        One of ``VERDICTS``.
-    detail
-        Why, in a line; empty for a pass.
-    difference
-        For a wrong output of the right type and shape: where and by how much.
-    location
-        For the first wrong element: its block, sub-block and deciding bytes, in lines.
-    expected_failure
-        The case was expected to fail.
-    """
-
-    entry: Entry
-    verdict: str
-    detail: str = ""
-    difference: Difference | None = None
-    location: tuple[str, ...] = ()
-    expected_failure: bool = False
-
-    @property
-    def passed(self) -> bool:
-        """The right answer was given."""
-        return self.verdict == PASSED
-
-    def as_expected(self, allow_unsupported: bool) -> bool:
-        """Whether the run may succeed with this result."""
-        if self.expected_failure:
-            return not self.passed
-        return self.passed or (allow_unsupported and self.verdict == "unsupported")
 
 
 @dataclass(frozen=True)
@@ -94,36 +53,18 @@ def matches(entry: Entry, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(word, pattern) for pattern in patterns for word in words)
 
 
-def judge(root: Path, entry: Entry, answer: Answer, comparison: Comparison) -> Result:
-    """Compare an answer with what the case demands."""
-    if answer.kind != "output":
-        refused_rightly = answer.kind == "refused" and not entry.valid
-        return Result(entry, PASSED if refused_rightly else answer.kind, answer.detail)
-    if not entry.valid:
-        return Result(entry, "accepted invalid", f"{entry.rule}: {entry.reason}")
-    if len(answer.outputs) != 1:
-        return Result(entry, "wrong", answer.detail or f"{len(answer.outputs)} outputs, expected 1")
-    if answer.detail:
-        return Result(entry, "wrong", answer.detail)
-    expected = read_tensor(root / entry.folder / "test_data_set_0" / "output_0.pb")
-    difference = comparison.difference(answer.outputs[0], expected)
-    if difference is None:
-        return Result(entry, PASSED)
-    location: tuple[str, ...] = ()
-    if difference.first is not None and entry.category != "graph":
-        payload = read_tensor(root / entry.folder / entry.inputs[0]).tobytes()
-        location = tuple(locate(entry.packed_format, payload, difference.first))
-    return Result(entry, "wrong", difference.summary, difference, location)
-
-
 def _work(backend: CaseBackend, root: Path, entry: Entry, comparison: Comparison, timeout: float) -> Result:
     """One case, in a worker process."""
-    with np.errstate(all="ignore"):
-        return judge(root, entry, backend.run(root, entry, timeout), comparison)
+    try:
+        with np.errstate(all="ignore"):
+            return judge(root, entry, backend.run(root, entry, timeout), comparison)
+    except (SystemExit, KeyboardInterrupt) as error:  # they would end the run
+        return Result(entry, "crashed", one_line(error))
 
 
 def _quiet() -> None:
-    """A worker's own output would garble the report."""
+    """A worker's own output would garble the report, and an interrupt is for the process that started it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
@@ -162,7 +103,8 @@ def run(
 
     Returns
     -------
-    A result for each selected case, in the order of the entries.
+    A result for each selected case, in the order of the entries; also for a basic case that was not selected, but run
+    because it tells whether its format and type are implemented, and crashed or timed out.
 
     Raises
     ------
@@ -184,8 +126,11 @@ def run(
         done += 1
         progress(done, total)
 
+    jobs = max(1, min(jobs, total))
     with ProcessPool(max_workers=jobs, initializer=_quiet, context=multiprocessing.get_context("spawn")) as pool:
         try:
+            if isinstance(backend, PythonBackend):
+                _probe(pool, backend, timeout)
             # The basic cases first: where one gets no answer, the format and type are not implemented.
             for result in _all(pool, backend, root, gates, comparison, timeout):
                 finish(result)
@@ -205,6 +150,27 @@ def run(
         if gate.verdict == "refused":
             results[gate.entry.name] = Result(gate.entry, "unsupported", gate.detail)
     return [replace(results[entry.name], expected_failure=matches(entry, expected_failures)) for entry in chosen]
+
+
+def _import(backend: PythonBackend) -> str:
+    """In a worker process: why the backend cannot be used, or nothing."""
+    try:
+        backend.load()
+    except BackendError as error:
+        return str(error)
+    return ""
+
+
+def _probe(pool: ProcessPool, backend: PythonBackend, timeout: float) -> None:
+    """Import the backend where it may crash and hang: in a worker."""
+    try:
+        problem = pool.schedule(_import, args=[backend], timeout=timeout).result()
+    except (TimeoutError, FutureTimeoutError):
+        problem = f"backend {backend.name!r} is not imported in {timeout:g} s"
+    except ProcessExpired as error:
+        problem = f"backend {backend.name!r} cannot be imported: {_end(error.exitcode)}"
+    if problem:
+        raise BackendError(problem)
 
 
 def _all(
@@ -233,5 +199,5 @@ def _all(
 
 def _end(status: int | None) -> str:
     if status is not None and status < 0:
-        return f"the process ended by signal {-status}"
+        return f"the process ended by signal {signal_name(-status)}"
     return f"the process ended with status {status}"

@@ -153,7 +153,8 @@ def _weight(rule: Rule, payload: Payload, dtype: Any) -> NDArray[Any]:
         code = rule.values[code]
     elif rule.rows is not None:
         code = rule.rows[code, rule.column]
-    code = code + rule.code_offset
+    if rule.code_offset:  # adding 0 would take the sign of a mutant's -0
+        code = code + rule.code_offset
     if rule.delta is None:
         return code.astype(dtype)
     negative = payload.integers(rule.delta)

@@ -15,11 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
+import onnx
+from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
 from conformance.cases import CATEGORIES, FLAGS, Case, InvalidCase, invalid_cases, valid_cases
 from conformance.cases.case import TYPE_NAMES
 from onnx_dqp.formats import FORMATS, PackedFormat
+from onnx_dqp.rules import OUTPUT_DTYPES
 
 MANIFEST = "manifest.json"
 SCHEMA = "manifest.schema.json"
@@ -42,7 +46,7 @@ class Entry:
     name, category, format, type, flags, reason
         As in the catalogue; ``format`` is an identifier, ``type`` a lower-case name.
     files
-        All files of the case, by path in its folder, with their SHA-256.
+        All files of the case by name, with their SHA-256; see ``path``.
     shape
         Of a valid case: the node's ``shape``.
     rule, stage
@@ -72,8 +76,12 @@ class Entry:
 
     @property
     def inputs(self) -> list[str]:
-        """The input files by path in the folder, in the order of the graph's inputs."""
-        return [name for name in self.files if "/input_" in name]
+        """The input files by name, in the order of the graph's inputs."""
+        return [name for name in self.files if name.startswith("input_")]
+
+    def path(self, name: str) -> str:
+        """Where a file of the case is, relative to the data's root: tensors are in a folder of their own."""
+        return f"{self.folder}/{'test_data_set_0/' if name.endswith('.pb') else ''}{name}"
 
     @property
     def packed_format(self) -> PackedFormat:
@@ -90,16 +98,16 @@ def _bytes(message: ModelProto | TensorProto) -> bytes:
 
 
 def case_files(case: Case | InvalidCase) -> dict[str, bytes]:
-    """The files of a case by path in its folder."""
+    """The files of a case by name."""
     if isinstance(case, InvalidCase):
         files = {"model.onnx": _bytes(case.model)}
-        files |= {f"test_data_set_0/input_{i}.pb": _bytes(x) for i, x in enumerate(case.inputs)}
+        files |= {f"input_{i}.pb": _bytes(x) for i, x in enumerate(case.inputs)}
         files["expected.json"] = _json({"rule": case.rule, "reason": case.reason, "stage": case.stage})
         return files
     content = case.content()
     files = {"model.onnx": _bytes(content.model), **content.files}
-    files |= {f"test_data_set_0/input_{i}.pb": _bytes(x) for i, x in enumerate(content.inputs)}
-    files["test_data_set_0/output_0.pb"] = _bytes(content.output)
+    files |= {f"input_{i}.pb": _bytes(x) for i, x in enumerate(content.inputs)}
+    files["output_0.pb"] = _bytes(content.output)
     files["data.json"] = _json({"rtol": 0, "atol": 0})
     return files
 
@@ -155,19 +163,22 @@ def generate(jobs: int | None = None) -> Iterator[tuple[str, bytes]]:
         for built in pool.map(_build_group, groups()):
             for entry, files in built:
                 entries.append(entry)
-                yield from ((f"{entry.folder}/{name}", data) for name, data in files.items())
+                yield from ((entry.path(name), data) for name, data in files.items())
     yield SCHEMA, _json(manifest_schema())
     yield MANIFEST, _manifest(entries)
 
 
 def _manifest(entries: Sequence[Entry]) -> bytes:
     """The manifest, a case a line."""
-    lines = []
-    for entry in sorted(entries, key=lambda entry: entry.name):
-        given = {key: value for key, value in asdict(entry).items() if value is not None}
-        lines.append(json.dumps(given, separators=(",", ":"), ensure_ascii=False))
+    parts = []
+    for category in CATEGORIES:
+        lines = []
+        for entry in sorted((e for e in entries if e.category == category), key=lambda entry: entry.name):
+            given = {k: v for k, v in asdict(entry).items() if v is not None and k != "category"}
+            lines.append(json.dumps(given, separators=(",", ":"), ensure_ascii=False))
+        parts.append(f'"{category}": [\n' + ",\n".join(lines) + "\n]")
     head = json.dumps({"version": VERSION, "flags": dict(FLAGS)}, indent=1, ensure_ascii=False).removesuffix("\n}")
-    return (head + ',\n "cases": [\n' + ",\n".join(lines) + "\n]}\n").encode()
+    return (head + ',\n "cases": {\n' + ",\n".join(parts) + "\n}}\n").encode()
 
 
 def read(root: Path) -> list[Entry]:
@@ -183,7 +194,7 @@ def read(root: Path) -> list[Entry]:
         manifest = json.loads(path.read_bytes())
     except OSError as error:
         raise TestDataError(f"{path}: {error.strerror}, expected the test data's manifest") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TestDataError(f"{path} is no JSON ({type(error).__name__}), expected the test data's manifest") from None
     if isinstance(manifest, dict) and manifest.get("version", VERSION) != VERSION:
         raise TestDataError(f"{path} has version {str(manifest['version'])[:20]}, expected {VERSION}")
@@ -191,7 +202,8 @@ def read(root: Path) -> list[Entry]:
     for found in jsonschema.Draft202012Validator(manifest_schema()).iter_errors(manifest):
         place = "/".join(map(str, found.absolute_path)) or "the whole"
         raise TestDataError(f"{path} is no manifest of test data: {place} does not fit {SCHEMA}")
-    entries = [Entry(**entry) for entry in manifest["cases"]]
+    entries = [Entry(category=category, **e) for category, cases in manifest["cases"].items() for e in cases]
+    entries.sort(key=lambda entry: (not entry.valid, entry.name))
     twice = [name for name, count in Counter(entry.name for entry in entries).items() if count > 1]
     if twice:
         raise TestDataError(f"{path} has case {twice[0]} twice, expected once")
@@ -208,7 +220,7 @@ def verify(root: Path, entries: Sequence[Entry]) -> None:
     """
     for entry in entries:
         for name, expected in entry.files.items():
-            path = root / entry.folder / name
+            path = root / entry.path(name)
             try:
                 found = hashlib.sha256(path.read_bytes()).hexdigest()
             except OSError as error:
@@ -226,25 +238,35 @@ def manifest_schema() -> dict[str, Any]:
             "pattern": "^[a-z0-9_]+$",
             "description": "the name of the case's folder, in node/ if valid, else in invalid/",
         },
-        "category": {"enum": list(CATEGORIES)},
         "format": {"enum": list(FORMATS), "description": "of the DequantizePacked node (the first, if several)"},
         "type": {"enum": list(TYPE_NAMES.values()), "description": "that node's output type"},
         "flags": {"type": "array", "items": {"enum": list(FLAGS)}, "uniqueItems": True},
         "reason": {**text, "description": "why the case exists; of an invalid case, what is wrong with it"},
         "files": {
             "type": "object",
-            "description": "every file of the case by path in its folder, external data included, and its SHA-256; "
-            "test_data_set_0/input_<i>.pb is the graph's input i",
+            "description": "every file, external data included, and its SHA-256; names that end in .pb are in "
+            "its folder test_data_set_0, the others beside the model; input_<i>.pb is the graph's input i",
             "required": ["model.onnx"],
-            "propertyNames": {"pattern": "^(test_data_set_0/)?[a-z0-9_]+[.][a-z]+$"},
+            "propertyNames": {"pattern": "^[a-z0-9_]+[.][a-z]+$"},
             "additionalProperties": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
         },
     }
-    valid = {"shape": {"type": "array", "items": {"type": "integer", "minimum": 0}, "description": "the node's shape"}}
-    invalid = {
+    valid: dict[str, Any] = {
+        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}, "description": "the node's shape"},
+    }
+    invalid: dict[str, Any] = {
         "rule": {"enum": ["R1", "R2", "R3", "R4", "R9"], "description": "the rule that the model breaks"},
         "stage": {"enum": ["load", "run"], "description": "the earliest stage that can refuse it"},
     }
+
+    def item(own: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "properties": case | own,
+            "required": [*case, *own],
+            "additionalProperties": False,
+        }
+
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Conformance test data for ONNX DequantizePacked",
@@ -253,20 +275,55 @@ def manifest_schema() -> dict[str, Any]:
             "version": {"const": VERSION},
             "flags": {"type": "object", "description": "what each flag means", "additionalProperties": text},
             "cases": {
-                "type": "array",
-                "items": {
-                    "oneOf": [
-                        {
-                            "type": "object",
-                            "properties": case | own,
-                            "required": [*case, *own],
-                            "additionalProperties": False,
-                        }
-                        for own in (valid, invalid)
-                    ]
+                "type": "object",
+                "description": "by category",
+                "properties": {
+                    category: {"type": "array", "items": item(invalid if category == "invalid" else valid)}
+                    for category in CATEGORIES
                 },
+                "additionalProperties": False,
             },
         },
         "required": ["version", "flags", "cases"],
         "additionalProperties": False,
     }
+
+
+def read_tensor(path: Path) -> NDArray[Any]:
+    """A TensorProto file of the test data as an array.
+
+    Raises
+    ------
+    ValueError
+        The file is no TensorProto, or its data do not fit its type and shape.
+    """
+    tensor = onnx.TensorProto()
+    try:
+        tensor.ParseFromString(path.read_bytes())
+    except Exception as error:  # protobuf's DecodeError has no public name in all versions
+        raise ValueError(f"the file is no TensorProto ({one_line(error)})") from None
+    if any(dim < 0 for dim in tensor.dims):
+        raise ValueError(f"the TensorProto has dims {list(tensor.dims)[:8]}, expected none negative")
+    if tensor.data_type in OUTPUT_DTYPES and tensor.HasField("raw_data"):
+        dtype = OUTPUT_DTYPES[tensor.data_type]
+        # By way of unsigned integers, as older versions of onnx do not read BFLOAT16 into ml_dtypes' type.
+        try:
+            bits = np.frombuffer(tensor.raw_data, f"<u{dtype.itemsize}").astype(f"u{dtype.itemsize}")
+            return bits.view(dtype).reshape(tuple(tensor.dims))
+        except ValueError as error:
+            raise ValueError(f"the TensorProto cannot be read ({one_line(error)})") from None
+    try:
+        return np.asarray(onnx.numpy_helper.to_array(tensor))
+    except Exception as error:
+        raise ValueError(f"the TensorProto cannot be read ({one_line(error)})") from None
+
+
+def printable(text: str, most: int = 300) -> str:
+    """Text of any origin for a report: on one line, not long, without control characters and lone surrogates."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split())[:most])
+
+
+def one_line(error: BaseException) -> str:
+    """An exception for a report."""
+    text = printable(str(error))
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+
+from conformance.folder import replace
 
 Generated = Mapping[str, bytes]
 """File contents by path, relative to the project's root."""
@@ -14,11 +15,8 @@ Generated = Mapping[str, bytes]
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def main(description: str | None, generate: Callable[[], Generated], owned: Sequence[str] = ()) -> None:
-    """Run a generator script: exit 0 when the files are written (or equal, with ``--check``), else 1.
-
-    In the folders ``owned`` there are to be no other files.
-    """
+def main(description: str | None, generate: Callable[[], Generated]) -> None:
+    """Run a generator script: exit 0 when the files are written (or equal, with ``--check``), else 1."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a committed file differs")
     check = parser.parse_args().check
@@ -30,28 +28,9 @@ def main(description: str | None, generate: Callable[[], Generated], owned: Sequ
             if not path.is_file() or path.read_bytes() != content:
                 wrong.append(name)
         else:
-            _write(path, content)
-    stray = {p.relative_to(ROOT).as_posix() for folder in owned for p in (ROOT / folder).rglob("*") if p.is_file()}
-    for name in sorted(stray - generated.keys()):
-        if check:
-            wrong.append(name)
-        else:
-            (ROOT / name).unlink()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace(path, content)
     for name in wrong:
         print(f"{name}: not what the script writes", file=sys.stderr)
     print(f"{len(generated)} files {'checked' if check else 'written'}, {len(wrong)} differ")
     sys.exit(1 if wrong else 0)
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Under a temporary name first, so that an interrupt or a full disk leaves the file as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as temporary:
-        new = Path(temporary.name)
-        try:
-            temporary.write(content)
-            temporary.flush()
-            new.chmod(0o644)
-            new.replace(path)
-        finally:
-            new.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ from _command import require
 
 require("dev", "build")
 
+import os
 import subprocess
 import sys
 import tarfile
@@ -68,6 +69,21 @@ def main() -> None:
         python = folder / "venv" / "bin" / "python"
         run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel, cwd=folder)
         run(python, "-W", "error", "-c", USE, cwd=folder)
+        run(
+            python,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            f"{wheel}[conformance]",
+            cwd=folder,
+        )
+        # The installed suite, which makes its data in a cache of its own.
+        environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
+        suite = [folder / "venv" / "bin" / "onnx-dqp-conformance", "run", "--select", "basic"]
+        subprocess.run(suite, check=True, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
+        print("the installed suite makes its data and runs")
 
 
 if __name__ == "__main__":

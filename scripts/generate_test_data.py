@@ -1,19 +1,18 @@
 """Write test_data/node, test_data/invalid and their manifest from the catalogue; --check shows that they are that.
 
-The expected outputs come from conformance.exact alone.
+This is ``python -m conformance generate test_data``. Expected outputs come from conformance.exact alone.
 """
 
 from __future__ import annotations
 
-from _generated import Generated, main
+from _command import require
 
-from conformance.testdata import generate
+require("conformance", "jinja2", "jsonschema", "pebble", "platformdirs", "rich")
 
+import sys
 
-def generated() -> Generated:
-    """All files' contents."""
-    return {f"test_data/{name}": content for name, content in generate()}
-
+from conformance.__main__ import main
+from conformance.folder import REPOSITORY
 
 if __name__ == "__main__":
-    main(__doc__, generated, owned=("test_data/node", "test_data/invalid"))
+    sys.exit(main(["generate", str(REPOSITORY), *sys.argv[1:]]))

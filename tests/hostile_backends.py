@@ -36,7 +36,10 @@ class Backend:
 
 def is_basic(model):
     node = model.graph.node[0]
-    return len(model.graph.node) == 1 and helper.get_node_attr_value(node, "shape")[0] == 3
+    if len(model.graph.node) != 1 or node.op_type != "DequantizePacked" or not model.graph.input:
+        return False
+    format = FORMATS.get(helper.get_node_attr_value(node, "format").decode())
+    return format is not None and list(helper.get_node_attr_value(node, "shape")) == [3, 2 * format.elements]
 
 
 class FailsLater(Backend):
@@ -60,6 +63,22 @@ class Crashes(FailsLater):
 class Exits(FailsLater):
     def fail(self, _):
         os._exit(7)
+
+
+class SysExits(FailsLater):
+    def fail(self, _):
+        sys.exit(0)
+
+
+class Interrupts(FailsLater):
+    def fail(self, _):
+        raise KeyboardInterrupt
+
+
+class AlwaysExits:
+    @staticmethod
+    def prepare(*_, **__):
+        sys.exit(0)
 
 
 class ExitsWell(FailsLater):
@@ -201,26 +220,39 @@ class FusedMultiplyAdd(ByTables):
 
 
 class OtherOrder(ByTables):
-    """FLOAT factors from the last to the first: c * (k * d), and constants before."""
+    """FLOAT factors in another order: element, sub-scale, constants, sign, and the block's scale last."""
 
     def decoded(self, rule, payload):
-        if rule.minimum is not None or rule.rows is not None:
-            return decode(rule, payload)
-        scale = payload.integers(rule.scale)
-        if rule.scale_table is not None:
-            scale = rule.scale_table[scale]
-        else:
-            scale = scale.astype(f"u{rule.scale_dtype[1]}").view(rule.scale_dtype).astype(np.float32)
         code = payload.integers(rule.code, rule.code_signed)
         if rule.digit is not None:
             code = (code * rule.digit % 256 * 3) >> 8
         if rule.values is not None:
             code = rule.values[code]
+        elif rule.rows is not None:
+            code = rule.rows[code, rule.column]
         y = (code + rule.code_offset).astype(np.float32)
+        if rule.delta is not None:
+            y = y + np.where(payload.integers(rule.delta), -rule.delta_size, rule.delta_size).astype(np.float32)
         if rule.factor is not None:
             k = payload.integers(rule.factor, rule.factor_signed)
             y = y * (rule.factor_slope * k + rule.factor_offset).astype(np.float32)
-        return y * scale
+        for constant in rule.constants:
+            y = np.float32(constant) * y
+        if rule.sign is not None:
+            y = np.where(np.bitwise_xor.reduce(payload.bits[:, rule.sign], axis=2), -y, y)
+        y = y * self.float_of(rule, payload.integers(rule.scale))
+        if rule.minimum is not None:
+            minimum = payload.integers(rule.minimum).astype(np.uint16).view(np.float16).astype(np.float32)
+            if rule.minimum_factor is not None:
+                minimum = payload.integers(rule.minimum_factor).astype(np.float32) * minimum
+            y = y + minimum if rule.minimum_sign > 0 else y - minimum
+        return y
+
+    @staticmethod
+    def float_of(rule, bits):
+        if rule.scale_table is not None:
+            return rule.scale_table[bits]
+        return bits.astype(f"u{rule.scale_dtype[1]}").view(rule.scale_dtype).astype(np.float32)
 
 
 class OneFormat(OneBit):

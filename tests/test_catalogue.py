@@ -145,6 +145,8 @@ class Scales(TestCase):
                 for payload in payloads(format, "scales", output_dtype=output_dtype):
                     found |= set(scale_bits(format, np.frombuffer(payload, format.layout), scale).tolist())
                 self.assertLessEqual(special, found)
+                if output_dtype == TensorProto.FLOAT and name != "Q8_K":
+                    self.assertEqual({bits >> 10 & 31 for bits in found}, set(range(32)))
 
 
 def exactly(format, payload):
@@ -163,15 +165,32 @@ class Rounding(TestCase):
         right = case.decoded().ravel().view("u2").tolist()
         self.assertNotEqual(once, right)
 
-    @parameterized.expand([(c.name, c) for c in VALID if c.what == "float_arithmetic"])
+    @parameterized.expand([(c.name, c) for c in VALID if c.what == "float_arithmetic" and c.output_dtype == DOUBLE])
     def test_double_arithmetic_differs(self, _, case):
         in_double = [exact.DOUBLE.round(number) for number in exactly(case.format, case.payload)]
         self.assertNotEqual(in_double, case.decoded().ravel().view("u8").tolist())
 
-    def test_all_formats_that_round_have_both(self):
-        for what, types in (("float_first", 2), ("float_arithmetic", 1)):
-            found = Counter(c.format.name for c in VALID if c.what == what)
-            self.assertEqual(found, dict.fromkeys(("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K", "Q8_K"), types))
+    @parameterized.expand([(c.name, c) for c in VALID if c.what == "float_arithmetic" and c.output_dtype != DOUBLE])
+    def test_the_types_arithmetic_differs(self, _, case):
+        rule, right = RULES[case.format.name], case.decoded()
+        own = np.ascontiguousarray(decode(rule, Payload(case.payload, rule), right.dtype)).reshape(case.shape)
+        self.assertTrue(differing(own, right).any())
+
+    def test_every_format_has_what_its_arithmetic_can_show(self):
+        rounds = {"Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K", "Q8_K"}
+        first = Counter(c.format.name for c in VALID if c.what == "float_first")
+        self.assertEqual(first, dict.fromkeys(rounds, 2))
+        arithmetic = {
+            output_dtype: {
+                c.format.name for c in VALID if c.what == "float_arithmetic" and c.output_dtype == output_dtype
+            }
+            for output_dtype in (FLOAT16, BFLOAT16, DOUBLE)
+        }
+        self.assertEqual(arithmetic[DOUBLE], rounds | {"MXFP4"})
+        every = {name for name, _ in FORMAT_ROWS}
+        one_product = {"Q4_0", "Q5_0", "Q8_0", "Q8_1", "IQ4_NL"}
+        self.assertLessEqual(every - arithmetic[FLOAT16], one_product | {"Q1_0", "Q2_0", "TQ1_0", "TQ2_0", "NVFP4"})
+        self.assertLessEqual(every - arithmetic[BFLOAT16], {"Q1_0", "Q2_0", "TQ1_0", "TQ2_0", "NVFP4", "MXFP4"})
 
     @parameterized.expand([(c.name, c) for c in VALID if c.what == "ties_to_even"])
     def test_ties_go_both_ways(self, _, case):

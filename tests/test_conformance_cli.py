@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 from parameterized import parameterized
 
-from conformance.locate import REPOSITORY, check, write
+from conformance.folder import REPOSITORY, check, write
 from conformance.testdata import TestDataError, read
 
 TESTS = Path(__file__).parent
@@ -62,12 +62,21 @@ class Run(Folder):
         files = {name: self.folder / f"r.{name}" for name in ("json", "junit", "html")}
         options = [x for name, path in files.items() for x in (f"--{name}", path)]
         status, output, _ = conformance(
-            "run", "--backend", "hostile_backends:OneBit", "--select", "q6_k", "--skip", "graph", *options
+            "run",
+            "--backend",
+            "hostile_backends:OneBit",
+            "--select",
+            "q6_k",
+            "--skip",
+            "graph",
+            "--skip",
+            "Empty",
+            *options,
         )
         self.assertEqual(status, 1)
         self.assertRegex(output, r"Q6_K: \d+ failed")
         self.assertRegex(
-            output, r"first at \[0, 5\]:\n +expected .* \(0x\w{8}\), found .* \(0x\w{8}\)\n +block 0, element 5"
+            output, r"first at \[0, 5\]: *\n +expected .* \(0x\w{8}\), found .* \(0x\w{8}\) *\n +block 0, element 5"
         )
         document = json.loads(files["json"].read_text())
         self.assertFalse(document["passed"])
@@ -85,7 +94,8 @@ class Run(Folder):
     def test_expected_failures(self):
         listed = self.folder / "xfail"
         listed.write_text("# known\nq6_k  # all of it\n\n")
-        base = ["run", "--select", "q6_k", "--skip", "graph", "--skip", "basic", "--skip", "Invalid", "--xfail", listed]
+        base = ["run", "--select", "q6_k", "--xfail", listed]
+        base += [x for skipped in ("graph", "basic", "Invalid", "Empty") for x in ("--skip", skipped)]
         status, output, _ = conformance(*base, "--backend", "hostile_backends:OneBit")
         self.assertEqual(status, 0)
         self.assertIn("failed as expected", output)
@@ -167,6 +177,12 @@ class BadUsage(Folder):
             done.stderr, "onnx-dqp-conformance: pebble not installed: pip install 'onnx_dqp[conformance]'\n"
         )
 
+    @parameterized.expand([("stdin", "<&-"), ("stdout", ">&-"), ("both", "<&- >&-")])
+    def test_closed_standard_files_do_not_hang(self, _, closed):
+        command = f"{sys.executable} -m conformance run --select q1_0 {closed}"
+        done = subprocess.run(["bash", "-c", command], check=False, timeout=60, stderr=subprocess.PIPE)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
     def test_a_full_disk_leaves_no_report(self):
         """A file-size limit stands for it."""
         code = "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -186,15 +202,21 @@ class ListAndShow(Folder):
         self.assertEqual(
             output,
             "test_dequantizepacked_q4_0_float_basic  [Basic, BugPairOrder]  "
-            "Three rows of two Q4_0 blocks with random codes and ordinary scales.\n1 cases\n",
+            "Three rows of two Q4_0 blocks with random codes and ordinary scales.\n1 case\n",
         )
 
     def test_show_takes_blocks_apart(self):
         status, output, _ = conformance("show", "test_dequantizepacked_q8_k_float_basic", "--blocks", "1")
         self.assertEqual(status, 0)
-        for text in ("shape [3, 512]", "Basic: Several rows", "block 0, payload bytes 0 to 291", "bsums: <i2[16] = "):
+        for text in (
+            "shape [3, 512]",
+            "Basic: Several rows",
+            "block 0, payload bytes 0 to 291",
+            "bsums: i16[16] = ",
+            "codes, by element: ",
+        ):
             self.assertIn(text, output)
-        self.assertRegex(output, r"d: <f4 = (\w\w ){3}\w\w  \(-?0\.\d+\)")
+        self.assertRegex(output, r"d: f32 = (\w\w ){3}\w\w  \(-?0\.\d+\)")
         self.assertIn("... and 5 more blocks", output)
 
     @parameterized.expand(["invalid_dequantizepacked_r3_empty", "test_dequantizepacked_q4_0_float_matmul"])
@@ -210,7 +232,7 @@ class ListAndShow(Folder):
     def test_a_closed_pipe_is_no_traceback(self):
         command = f"{sys.executable} -m conformance list | head -1"
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-        self.assertNotIn("Traceback", done.stderr)
+        self.assertEqual(done.stderr, "")
 
 
 class Generate(Folder):
@@ -218,44 +240,35 @@ class Generate(Folder):
         """Making all data is another test's, and the script's --check."""
         files = {"node/a/model.onnx": b"1", "node/b/model.onnx": b"2", "manifest.json": b"3"}
         data, seen = self.folder / "data", []
-        with mock.patch("conformance.locate.generate", side_effect=lambda _: iter(files.items())):
+        with mock.patch("conformance.folder.generate", side_effect=lambda _: iter(files.items())):
             self.assertEqual(write(data, 2, seen.append), 3)
             self.assertEqual(seen, [1, 2, 3])
             self.assertEqual(check(data), [])
-            with self.assertRaisesRegex(TestDataError, "is not empty, expected a new folder"):
-                write(data)
             (data / "node/a/model.onnx").write_bytes(b"")
             (data / "node/b/model.onnx").unlink()
             (data / "node/stray").write_bytes(b"")
             self.assertEqual(check(data), ["node/a/model.onnx", "node/b/model.onnx", "node/stray"])
+            self.assertEqual(write(data), 3)  # what differs is put right
+            self.assertEqual(check(data), [])
+            (self.folder / "mine").mkdir()
+            (self.folder / "mine" / "file").write_bytes(b"")
+            with self.assertRaisesRegex(TestDataError, "has something else in it, expected a new folder or test data"):
+                write(self.folder / "mine")
 
         def broken(_):
             yield from files.items()
             raise KeyboardInterrupt
 
-        with mock.patch("conformance.locate.generate", broken), self.assertRaises(KeyboardInterrupt):
+        with mock.patch("conformance.folder.generate", broken), self.assertRaises(KeyboardInterrupt):
             write(self.folder / "other")
-        self.assertEqual(os.listdir(self.folder), ["data"])
-
-    def test_an_installed_package_makes_the_data_once(self):
-        """A copy of the package without test_data beside it."""
-        site = self.folder / "site"
-        for package in ("onnx_dqp", "conformance"):
-            shutil.copytree(TESTS.parent / package, site / package)
-        environment = {"PYTHONPATH": str(site), "XDG_CACHE_HOME": str(self.folder / "cache"), "HOME": str(self.folder)}
-        for _ in range(2):
-            status, output, errors = conformance("list", "--select", "basic", env=environment, cwd=site)
-            self.assertEqual((status, errors), (0, ""))
-            self.assertTrue(output.endswith("108 cases\n"))
-        (made,) = (self.folder / "cache" / "onnx_dqp").iterdir()
-        self.assertEqual((made / "manifest.json").read_bytes(), (REPOSITORY / "manifest.json").read_bytes())
+        self.assertEqual(sorted(os.listdir(self.folder)), ["data", "mine"])
 
 
 BACKEND_TEST = """
 import unittest
 import conformance
 from conformance.backends import Reference
-from hostile_backends import AcceptsAll, OneBit
+from hostile_backends import AcceptsAll, NotImplementedLater, OneBit
 
 tests = conformance.BackendTest({backend}, __name__).include("_(q5_0|r3)_"){more}
 globals().update(tests.test_cases)
@@ -279,10 +292,10 @@ class BackendTest(Folder):
         self.assertEqual(status, 0, output)
         status, output = self.outcome(runner, "OneBit")
         self.assertEqual(status, 1)
-        self.assertIn("elements differ; first at 5: expected", output)
+        self.assertIn("first at [0, 5]:", output)
         status, output = self.outcome(runner, "AcceptsAll")
         self.assertEqual(status, 1)
-        self.assertIn("accepted a model that breaks R3", output)
+        self.assertIn("accepted invalid: R3", output)
 
     def test_exclude_and_xfail(self):
         everything = '.exclude("_(basic|invalid)_").exclude("_r3_")'
@@ -296,30 +309,48 @@ class BackendTest(Folder):
         code = "import unittest, conformance; from conformance.backends import Reference\n"
         code += "suite = conformance.BackendTest(Reference).include('q1_0_').test_suite\n"
         code += "result = unittest.TextTestRunner().run(suite)\n"
-        code += "assert result.wasSuccessful() and result.testsRun > 800\n"
+        code += "print(result.wasSuccessful(), result.testsRun - len(result.skipped))\n"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        self.assertEqual(done.returncode, 0, done.stderr)
+        count = sum("q1_0_" in f"{entry.name}_cpu" for entry in read(REPOSITORY))
+        self.assertEqual((done.returncode, done.stdout), (0, f"True {count}\n"))
+
+    def test_unsupported_is_skipped_also_without_assertions(self):
+        everything = '.exclude("_basic_")'
+        for python in (["python"], ["python", "-O"]):
+            runner = [sys.executable, *python[1:], "-m", "unittest", "test_backend"]
+            (self.folder / "test_backend.py").write_text(
+                BACKEND_TEST.format(backend="NotImplementedLater", more=everything)
+            )
+            environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
+            done = subprocess.run(runner, capture_output=True, text=True, check=False, cwd=self.folder, env=environment)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            (self.folder / "test_backend.py").write_text(BACKEND_TEST.format(backend="OneBit", more=everything))
+            done = subprocess.run(runner, capture_output=True, text=True, check=False, cwd=self.folder, env=environment)
+            self.assertEqual(done.returncode, 1)
 
 
 class Mutants(Folder):
-    def test_a_sixteenth_of_the_suites_own_score(self):
-        """All of them, or a quarter, are tried by the command mutants; here those of some formats."""
-        from conformance.mutants import killer, mutants, targets  # noqa: PLC0415
+    def test_all_mutants_of_three_formats_are_killed(self):
+        """Those of all formats are tried by the command mutants."""
+        from conformance.mutants import mutants  # noqa: PLC0415
+        from conformance.score import killer, targets  # noqa: PLC0415
         from onnx_dqp import FORMATS  # noqa: PLC0415
 
         count = 0
         for identifier in ("gguf:q5_k", "gguf:mxfp4", "gguf:q8_1"):
             cases = targets(REPOSITORY, FORMATS[identifier])
-            names = set()
+            names: set[tuple[str, str]] = set()
             for mutant in mutants(FORMATS[identifier]):
                 self.assertIsNotNone(killer(mutant, cases), mutant.name)
+                self.assertNotIn((mutant.kind, mutant.name), names)
                 names.add((mutant.kind, mutant.name))
                 count += 1
-            self.assertGreater(len(names), 90)
-        self.assertGreater(count, 300)
+            self.assertGreater(len(names), 80)
+        self.assertGreater(count, 270)
 
     def test_a_right_decoder_is_not_killed(self):
-        from conformance.mutants import Mutant, killer, targets  # noqa: PLC0415
+        from conformance.mutants import Mutant  # noqa: PLC0415
+        from conformance.score import killer, targets  # noqa: PLC0415
         from conformance.table_decoder import RULES  # noqa: PLC0415
         from onnx_dqp import FORMATS  # noqa: PLC0415
 
@@ -332,7 +363,7 @@ class Mutants(Folder):
         data = self.folder / "data"
         shutil.copytree(REPOSITORY, data)
         manifest = json.loads((data / "manifest.json").read_text())
-        manifest["cases"] = [c for c in manifest["cases"] if c["category"] == "basic"]
+        manifest["cases"] = {"basic": manifest["cases"]["basic"]}
         (data / "manifest.json").write_text(json.dumps(manifest))
         report = self.folder / "score.json"
         status, output, _ = conformance("mutants", "--test-data", data, "--quarter", "0", "--json", report)

@@ -7,6 +7,8 @@ from pathlib import Path
 from unittest import TestCase
 
 import onnx_dqp
+from conformance.folder import REPOSITORY
+from conformance.testdata import read
 from onnx_dqp import FORMATS, PackedTensorError, dequantize
 
 ROOT = Path(__file__).parent.parent
@@ -49,6 +51,10 @@ class Readme(TestCase):
                 dequantize(*arguments)
             found.append(str(caught.exception))
         self.assertEqual(found, block)
+
+    def test_its_number_of_cases(self):
+        numbers = set(re.findall(r"(\d+) cases", README))
+        self.assertEqual(numbers, {str(len(read(REPOSITORY)))})
 
     def test_its_dependency_bounds(self):
         pyproject = ROOT.joinpath("pyproject.toml").read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 FLAGS: Mapping[str, str] = MappingProxyType(
     {
-        "Basic": "Several rows of several blocks with ordinary scales; a backend that fails these has not begun.",
+        "Basic": "Several rows of several blocks, ordinary scales. Without an answer the format counts as unsupported.",
         "EveryCode": "Every value of a code at every position of a block.",
         "EveryRow": "Every row of the format's codebook.",
         "EverySign": "Every pattern of stored sign bits.",
@@ -18,7 +18,7 @@ FLAGS: Mapping[str, str] = MappingProxyType(
         "Overflow": "Values beyond the output type's largest, which become infinite.",
         "SubnormalResult": "Results that are subnormal in the output type.",
         "FloatFirst": "Values where rounding to FLOAT and then to the output type differs from rounding once.",
-        "FloatArithmetic": "Values where arithmetic in the output type differs from arithmetic in FLOAT.",
+        "FloatArithmetic": "Values where decoding in the output type's arithmetic differs from decoding in FLOAT's.",
         "Rank": "The shape's rank, 1 to 6, with dimensions of 1.",
         "Empty": "A dimension of 0.",
         "ManyRows": "Many rows of one block.",
@@ -36,7 +36,7 @@ FLAGS: Mapping[str, str] = MappingProxyType(
         "InvalidR2": "The shape.",
         "InvalidR3": "The last dimension.",
         "InvalidR4": "The length of the payload.",
-        "InvalidR9": "Types, ranks, and missing or wrongly typed attributes.",
+        "InvalidR9": "Types, ranks, arity, and attributes that are missing, unknown, repeated or wrongly typed.",
         "BugPairOrder": "Elements taken in pairs of nibbles instead of in two halves.",
         "BugFactorOfTwo": "E2M1 values or their scale off by a factor of 2.",
         "BugExponentBias": "NVFP4's scale with another exponent bias.",
@@ -44,7 +44,7 @@ FLAGS: Mapping[str, str] = MappingProxyType(
         "BugBlockSize": "Q8_1 taken as 40 bytes a block.",
         "BugHighBits": "Q5_K's plane of high bits advanced with the sub-blocks.",
         "BugTruncation": "BFLOAT16 truncated instead of rounded.",
-        "BugOutputTypeArithmetic": "Decoding done in the output type.",
+        "BugTypeArithmetic": "Decoding done in the output type.",
     }
 )
 """Flag -> what it means."""

@@ -142,8 +142,10 @@ def _exact_product(a: Arrays, b: Arrays) -> Arrays:
             assert bound < 1 << 24, "a partial sum might not be exact"
             assert all((v * w / unit).denominator == 1 for v, w in zip(row, column, strict=True))
     product = [[float(sum(v * w for v, w in zip(row, column, strict=True))) for column in columns] for row in left]
-    # A sum of products that cancel, or are all zero, may be -0 in one order and +0 in another: adding +0 settles it.
-    return np.array(product, np.float32) + np.float32(0)
+    # Where all products are -0 their sum is -0, or +0 for those who start from +0.
+    products = a[:, :, np.newaxis] * b[np.newaxis]
+    assert not ((products == 0) & np.signbit(products)).all(axis=1).any()
+    return np.array(product, np.float32)
 
 
 def _shared_payload(case: Case) -> Content:

@@ -59,7 +59,7 @@ def _at_load(what: str, rule: str, reason: str, node: NodeProto, x: TensorProto,
 def _at_run(what: str, rule: str, reason: str, node: NodeProto, x: TensorProto, **details: Any) -> InvalidCase:
     rank = len(next(a.ints for a in node.attribute if a.name == "shape"))
     declared = helper.make_tensor_value_info("x", UINT8, ["n"])
-    made = model([node], [declared], [_y(rank)])
+    made = model([node], [declared], [_y(rank, details.get("output_dtype", FLOAT))])
     return InvalidCase(what, rule, reason, "run", made, [x], **{"format": _Q4_0, **details})
 
 
@@ -124,6 +124,9 @@ def _shapes() -> Iterator[InvalidCase]:
     q8_1 = FORMATS["gguf:q8_1"]
     reason = "The elements fit in 63 bits, the bytes do not."
     yield refused("overflow_bytes", "R4", reason, [2**58 - 1, 32], _payload(q8_1, 1), q8_1)
+    q4_k = FORMATS["gguf:q4_k"]
+    reason = "The length in bytes is the right one modulo 2^64."
+    yield refused("overflow_bytes_to_fit", "R4", reason, [2**60 + 1, 256], _payload(q4_k, 1), q4_k)
     yield refused("huge", "R4", "The length that is needed is beyond any memory.", [2**40, 2**18], one)
 
 
@@ -145,6 +148,25 @@ def _lengths() -> Iterator[InvalidCase]:
     yield _at_run("r4_block_long", "R4", "The payload is a block too long.", node, _x(payload + payload[:18]))
     empty = _node({"format": "gguf:q4_0", "shape": [0, 32]})
     yield _at_run("r4_empty_with_bytes", "R4", "The tensor is empty, the payload is not.", empty, _x(payload))
+    q6_k = FORMATS["gguf:q6_k"]
+    for short, number in (
+        ("float16", TensorProto.FLOAT16),
+        ("bfloat16", TensorProto.BFLOAT16),
+        ("double", TensorProto.DOUBLE),
+    ):
+        attributes = {"format": "gguf:q6_k", "shape": [2, 256], "output_dtype": int(number)}
+        reason = f"The payload of a {short.upper()} tensor is a byte short."
+        x = _x(_payload(q6_k)[:-1])
+        yield _at_run(
+            f"r4_byte_short_{short}", "R4", reason, _node(attributes), x, format=q6_k, output_dtype=int(number)
+        )
+    node = _node({"format": "gguf:q6_k", "shape": [2, 256]})
+    yield _at_run(
+        "r4_block_long_q6_k", "R4", "The payload is a block too long.", node, _x(_payload(q6_k, 3)), format=q6_k
+    )
+    node = _node({"format": "gguf:q6_k", "shape": [2, 0]})
+    reason = "The last dimension is 0, the payload is not empty."
+    yield _at_run("r4_empty_rows_with_bytes", "R4", reason, node, _x(_payload(q6_k)), format=q6_k)
     q8_1 = FORMATS["gguf:q8_1"]
     wrong = _payload(q8_1) + bytes(8)
     node = _node({"format": "gguf:q8_1", "shape": [2, 32]})

@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from conformance.cases.case import TYPE_NAMES, Case
+from conformance.compare import differing
 from conformance.payloads import ordinary_blocks
-from conformance.table_decoder import RULES, Payload, decode
+from conformance.table_decoder import RULES, Payload, Rule, decode
 from onnx_dqp.formats import FORMATS, PackedFormat
 from onnx_dqp.formats.registry import Blocks
+from onnx_dqp.rules import OUTPUT_DTYPES
 
 FLOAT16, BFLOAT16, DOUBLE = int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16), int(TensorProto.DOUBLE)
 
@@ -41,6 +43,14 @@ class _Candidates:
 
     float: NDArray[np.float32]
     exact: NDArray[np.float64]
+    payload: Payload
+    rule: Rule
+
+    def differs_in(self, output_dtype: int) -> NDArray[np.bool_]:
+        """Decoding in the type's arithmetic gives another number than decoding in FLOAT and converting."""
+        dtype = OUTPUT_DTYPES[output_dtype]
+        own = np.ascontiguousarray(decode(self.rule, self.payload, dtype))
+        return differing(own, self.float.astype(dtype))
 
     def is_tie(self, output_dtype: int) -> NDArray[np.bool_]:
         """Half-way between two normal numbers of the type."""
@@ -75,11 +85,13 @@ def cases() -> Iterator[Case]:
     for format in FORMATS.values():
         for output_dtype in (FLOAT16, BFLOAT16):
             yield from _ties(format, output_dtype)
+            yield from _type_arithmetic(format, output_dtype)
         yield from _overflow(format)
         yield from _subnormal(format)
         if format.name in _ROUNDED_SUMS:
             for output_dtype in (FLOAT16, BFLOAT16):
                 yield from _float_first(format, output_dtype)
+        if format.name in (*_ROUNDED_SUMS, "MXFP4"):
             yield from _float_arithmetic(format)
     yield from _conversion()
 
@@ -101,7 +113,7 @@ def _found(
         payload = Payload(blocks.tobytes(), rule)
         with np.errstate(all="ignore"):
             in_float = np.ascontiguousarray(decode(rule, payload))
-            decoded = _Candidates(in_float, decode(rule, payload, np.float64))
+            decoded = _Candidates(in_float, decode(rule, payload, np.float64), payload, rule)
             found.extend(blocks[wanted(decoded).any(axis=1)][: count - len(found)])
         if len(found) == count:
             break
@@ -121,9 +133,8 @@ def _ties(format: PackedFormat, output_dtype: int) -> Iterator[Case]:
     down = _found(format, what, lambda c: c.is_tie(output_dtype) & ~c.goes_up(output_dtype), 4)
     if len(up) and len(down):
         reason = "Values half-way between two of the type go to the even one: some up, some down."
-        bug = "BugTruncation" if output_dtype == BFLOAT16 else "BugOutputTypeArithmetic"
-        blocks = np.concatenate([up, down])
-        yield _case(format, output_dtype, "ties_to_even", reason, ("TiesToEven", bug), blocks)
+        flags = ("TiesToEven", *(["BugTruncation"] if output_dtype == BFLOAT16 else []))
+        yield _case(format, output_dtype, "ties_to_even", reason, flags, np.concatenate([up, down]))
 
 
 def _overflow(format: PackedFormat) -> Iterator[Case]:
@@ -131,7 +142,18 @@ def _overflow(format: PackedFormat) -> Iterator[Case]:
     blocks = _found(format, "overflow", lambda c: np.abs(c.float) >= 65520, 6, largest=15, binades=3)
     if len(blocks):
         reason = "Large values become infinite in FLOAT16, those below 65520 do not."
-        yield _case(format, FLOAT16, "overflow", reason, ("Overflow", "BugOutputTypeArithmetic"), blocks)
+        yield _case(format, FLOAT16, "overflow", reason, ("Overflow",), blocks)
+
+
+def _type_arithmetic(format: PackedFormat, output_dtype: int) -> Iterator[Case]:
+    """Only where it differs: one product of numbers of the type is the same in its arithmetic (see ``mutants``)."""
+    largest, binades = (30, 20) if format.name == "MXFP4" else (0, 8)  # whose scales must be no FLOAT16 numbers
+    what = f"{TYPE_NAMES[output_dtype]} arithmetic"
+    blocks = _found(format, what, lambda c: c.differs_in(output_dtype), 4, largest=largest, binades=binades)
+    if len(blocks):
+        reason = "Decoding in the output type instead of FLOAT gives other bits."
+        flags = ("FloatArithmetic", "BugTypeArithmetic")
+        yield _case(format, output_dtype, "float_arithmetic", reason, flags, blocks)
 
 
 def _subnormal(format: PackedFormat) -> Iterator[Case]:
@@ -163,10 +185,12 @@ def _float_first(format: PackedFormat, output_dtype: int) -> Iterator[Case]:
 
 
 def _float_arithmetic(format: PackedFormat) -> Iterator[Case]:
-    blocks = _found(format, "double float_arithmetic", lambda c: c.float != c.exact, 8, binades=12)
+    """For DOUBLE; MXFP4 rounds nothing, but overflows."""
+    largest = 127 if format.name == "MXFP4" else 0
+    blocks = _found(format, "double float_arithmetic", lambda c: c.float != c.exact, 8, largest=largest, binades=12)
     assert len(blocks)
     reason = "Decoding rounds in FLOAT: a DOUBLE output is the rounded value, not the exact one."
-    yield _case(format, DOUBLE, "float_arithmetic", reason, ("FloatArithmetic", "BugOutputTypeArithmetic"), blocks)
+    yield _case(format, DOUBLE, "float_arithmetic", reason, ("FloatArithmetic", "BugTypeArithmetic"), blocks)
 
 
 def _conversion() -> Iterator[Case]:
@@ -184,9 +208,9 @@ def _conversion() -> Iterator[Case]:
         at = np.array(halfway, np.float32)
         values = np.concatenate([at, np.nextafter(at, np.float32(0)), np.nextafter(at, np.float32(np.inf))])
         normal = np.abs(values) >= np.finfo(np.float32).tiny
-        for what, some, extra in (
-            ("conversion", values[normal], ()),
-            ("conversion_subnormal_scale", values[~normal], ("SpecialScale", "SubnormalResult")),
+        for what, some, flags in (
+            ("conversion", values[normal], ("TiesToEven", "Overflow", "SubnormalResult")),
+            ("conversion_subnormal_scale", values[~normal], ("TiesToEven", "SubnormalResult", "SpecialScale")),
         ):
             if len(some):
                 blocks = ordinary_blocks(format, len(some), f"{format.identifier} {TYPE_NAMES[output_dtype]} {what}")
@@ -195,4 +219,4 @@ def _conversion() -> Iterator[Case]:
                 reason = (
                     "Values at, just below and just above ties, in all kinds of binades, convert to the right bits."
                 )
-                yield _case(format, output_dtype, what, reason, ("TiesToEven", "Overflow", *extra), blocks)
+                yield _case(format, output_dtype, what, reason, flags, blocks)

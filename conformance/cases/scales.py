@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
+from onnx import TensorProto
 
 from conformance.cases.case import TYPE_NAMES, Case
 from conformance.payloads import ordinary_blocks, random_blocks, scale_size, scales, set_scale
 from onnx_dqp.formats import FORMATS, PackedFormat
 from onnx_dqp.formats.registry import Blocks
+
+FLOAT = int(TensorProto.FLOAT)
 
 _SIGNS = (0, 1)
 
@@ -35,6 +38,12 @@ def cases() -> Iterator[Case]:
             for output_dtype in TYPE_NAMES:
                 shape = (len(blocks), format.elements)
                 yield Case("scales", format, output_dtype, what, reason, flags, shape, blocks.tobytes())
+        if scales(format):
+            blocks = _every_bit(format)
+            reason = "Scales of every exponent with a fraction, and subnormal ones with each leading bit."
+            shape = (len(blocks), format.elements)
+            flags = ("SpecialScale", "BugSanitizedScale")
+            yield Case("scales", format, FLOAT, "scale_bits", reason, flags, shape, blocks.tobytes())
 
 
 def _sweeps(format: PackedFormat) -> Iterator[tuple[str, tuple[str, ...], str, Blocks]]:
@@ -56,11 +65,30 @@ def _sweeps(format: PackedFormat) -> Iterator[tuple[str, tuple[str, ...], str, B
     size = scale_size(format)
     extreme = [bits | sign << (8 * size - 1) for bits in _EXTREME[size] for sign in _SIGNS]
     special = [bits | sign << (8 * size - 1) for bits in _SPECIAL[size] for sign in _SIGNS]
-    reason = "Zero, the smallest and the largest normal scale, of either sign, with the sign of zero kept."
+    reason = "Zero, smallest and largest normal scales, of either sign."
     yield "extreme_scales", ("ExtremeScale",), reason, _with_scales(format, extreme, [], "extreme_scales")
-    reason = "Subnormal, infinite and NaN scales, of either sign, are decoded as what they are."
+    reason = "Subnormal, infinite and NaN scales are decoded as what they are."
     blocks = _with_scales(format, special, extreme, "special_scales")
     yield "special_scales", ("SpecialScale", "BugSanitizedScale"), reason, blocks
+
+
+def _every_bit(format: PackedFormat) -> Blocks:
+    """FLOAT16 scales of all exponents; Q8_K's of every eighth. A second scale takes them in reverse."""
+    if scale_size(format) == 4:
+        values = [exponent << 23 | 0x2AAAAA ^ exponent << 16 for exponent in range(1, 255, 8)]
+        values += [3 << bit for bit in range(0, 22, 3)]
+    else:
+        values = [exponent << 10 | (0x2AA if exponent % 2 else 0x155) for exponent in range(1, 31)]
+        values += [1 << bit for bit in range(10)]
+    blocks = ordinary_blocks(format, len(values), f"{format.identifier} scale_bits")
+    for name, column in zip(_used_scales(format), (values, values[::-1]), strict=False):
+        set_scale(format, blocks, np.array(column, np.int64), name)
+    return blocks
+
+
+def _used_scales(format: PackedFormat) -> list[str]:
+    """Q8_1's second one takes no part."""
+    return ["d"] if format.name == "Q8_1" else scales(format)
 
 
 def _mxfp4(format: PackedFormat, scale_bytes: list[int]) -> Blocks:
@@ -73,9 +101,7 @@ def _mxfp4(format: PackedFormat, scale_bytes: list[int]) -> Blocks:
 
 def _with_scales(format: PackedFormat, values: list[int], others: list[int], what: str) -> Blocks:
     """A block for each value of a format's scale; for each pair where it has two, of which one may be another value."""
-    names = scales(format)
-    if format.name == "Q8_1":
-        names = ["d"]  # the other field takes no part
+    names = _used_scales(format)
     pairs = [(v,) for v in values] if len(names) == 1 else _pairs(values, others)
     blocks = ordinary_blocks(format, len(pairs), f"{format.identifier} {what}")
     for name, column in zip(names, np.array(pairs, np.int64).T, strict=True):

@@ -88,7 +88,7 @@ class Page(TestCase):
         self.assertLessEqual(found["right"], width)
         self.assertTrue(found["target"])
         self.assertRegex(found["text"], r"first at \[\d+, \d+\]:\s+expected .* \(0x\w+\), found .* \(0x\w+\)")
-        self.assertRegex(found["text"], r"decided by bytes of the block .* \[\d+\]=\w\w")
+        self.assertRegex(found["text"], r"these bytes decide: .* scales\[\d+\]=\w\w")
 
     def test_desktop(self):
         self.check(1280)

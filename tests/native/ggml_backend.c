@@ -52,7 +52,12 @@ static int next(bytes *in, int *number, bytes *contents, uint64_t *value) {
   *value = 0;
   switch (key & 7) {
     case 0: *value = varint(in); return 1;
-    case 1: in->at += 8; return 1;
+    case 1: case 5: {
+      int size = (key & 7) == 1 ? 8 : 4;
+      if (in->end - in->at < size) end(REFUSED, "the protobuf ends early");
+      in->at += size;
+      return 1;
+    }
     case 2: {
       uint64_t size = varint(in);
       if (size > (uint64_t)(in->end - in->at)) end(REFUSED, "the protobuf ends early");
@@ -60,7 +65,6 @@ static int next(bytes *in, int *number, bytes *contents, uint64_t *value) {
       in->at += size;
       return 1;
     }
-    case 5: in->at += 4; return 1;
   }
   end(REFUSED, "a wire type is unknown");
   return 0;
