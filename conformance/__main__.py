@@ -315,7 +315,7 @@ def _show(parsed: argparse.Namespace) -> int:
     for flag in entry.flags:
         print(f"  {flag}: {FLAGS[flag]}")
     for name in entry.files:
-        print(f"  {root / entry.folder / name}")
+        print(f"  {root / entry.path(name)}")
     payload = decoded_payload(root, entry)
     if payload is None:
         print("  the model has other nodes; blocks are shown where it is the one node")

@@ -604,7 +604,39 @@ def _of_order(rule: Rule) -> Iterator[Mutant]:
         blocks = y.reshape(-1, shape[-1] // rule.elements, rule.elements)
         return np.ascontiguousarray(blocks.reshape(blocks.shape[1], blocks.shape[0], -1).swapaxes(0, 1))
 
+    def without_vector_rest(by: int) -> Callable[[Array, tuple[int, ...]], Array]:
+        """Blocks that do not fill a vector of ``by`` are left out where there is a whole one."""
+        return lambda y, shape: without_rest(by)(y, shape) if len(y) >= by else y
+
+    def by_row(change: Callable[[Array], Array]) -> Callable[[Array, tuple[int, ...]], Array]:
+        """A change of the blocks of each row: (rows, blocks, elements) to the same."""
+        return lambda y, shape: change(y.reshape(-1, shape[-1] // rule.elements, rule.elements)) if y.size else y
+
+    def row_rest(by: int) -> Callable[[Array], Array]:
+        def change(rows: Array) -> Array:
+            kept = rows.copy()
+            if rows.shape[1] >= by:
+                kept[:, rows.shape[1] // by * by :] = 0
+            return kept
+
+        return change
+
+    def last_two_exchanged(rows: Array) -> Array:
+        order = np.arange(rows.shape[1])
+        if len(order) >= 4:
+            order[-2:] = order[-2:][::-1]
+        return rows[:, order]
+
+    def axes_exchanged(y: Array, shape: tuple[int, ...]) -> Array:
+        return y.reshape(shape).swapaxes(1, 2).copy() if len(shape) >= 4 else y
+
     for name, change in (
+        ("blocks from 256 on left out", lambda y, _: np.where(np.arange(len(y))[:, np.newaxis] < 256, y, 0)),
+        ("elements counted in 16 bits", lambda y, _: y.ravel()[np.arange(y.size) % (1 << 16)]),
+        ("the last two blocks of a row exchanged", by_row(last_two_exchanged)),
+        ("second and third axis exchanged", axes_exchanged),
+        *((f"rest of a vector of {by} blocks left out", without_vector_rest(by)) for by in (4, 8, 16, 32, 64)),
+        *((f"rest of a row after vectors of {by} blocks left out", by_row(row_rest(by))) for by in (2, 3, 4)),
         ("rows from the last", lambda y, shape: by_rows(y, shape)[::-1].copy()),
         ("blocks from the last", lambda y, _: y[::-1].copy()),
         ("elements from the last", lambda y, _: y[::-1, ::-1].copy()),

@@ -115,7 +115,7 @@ class Report:
     @staticmethod
     def _lines(console: Console, lines: Sequence[str], indent: int, style: str = "") -> None:
         for line in lines:
-            console.print(Padding(Text(line, style), (0, 0, 0, indent)))
+            console.print(Padding(Text(line, style), (0, 0, 0, indent), expand=False))
 
     def _terminal_cell(self, cell: list[Result]) -> str:
         kind, text = _state(cell), _count(cell)

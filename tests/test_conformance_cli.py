@@ -218,6 +218,8 @@ class ListAndShow(Folder):
             self.assertIn(text, output)
         self.assertRegex(output, r"d: f32 = (\w\w ){3}\w\w  \(-?0\.\d+\)")
         self.assertIn("... and 5 more blocks", output)
+        files = [line.strip() for line in output.splitlines() if line.strip().startswith(str(REPOSITORY))]
+        self.assertEqual([Path(file).is_file() for file in files], [True] * 4)
 
     @parameterized.expand(["invalid_dequantizepacked_r3_empty", "test_dequantizepacked_q4_0_float_matmul"])
     def test_show_others(self, name):
