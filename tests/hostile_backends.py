@@ -139,7 +139,8 @@ class OneBit(FailsLater):
 
     def fail(self, y):
         y = np.array(y)
-        y.view(f"u{y.dtype.itemsize}").flat[5] ^= 1
+        bits = y.view(f"u{y.dtype.itemsize}").reshape(-1)
+        bits[5:6] ^= bits.dtype.type(1)
         return [y]
 
 
