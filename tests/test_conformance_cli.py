@@ -300,7 +300,7 @@ class BackendTest(Folder):
         self.assertIn("accepted invalid: R3", output)
 
     def test_exclude_and_xfail(self):
-        everything = '.exclude("_(basic|invalid)_").exclude("_r3_")'
+        everything = '.exclude("_(basic|invalid|zero)_").exclude("_r3_")'
         self.assertEqual(self.outcome(["pytest", "-q", "test_backend.py"], "OneBit", everything)[0], 1)
         more = everything + '.xfail("q5_0")'
         status, output = self.outcome(["pytest", "-q", "test_backend.py"], "OneBit", more)
