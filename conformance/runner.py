@@ -5,10 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,10 @@ from conformance.verdict import Result, judge
 
 _GRACE = 10.0
 """Seconds beyond a case's time limit before a worker is ended that ends what it runs by itself: a command."""
+
+_WAITING = 8
+"""Cases handed to the pool beyond one a worker: enough that no worker idles, and few enough to fit in its pipe, since
+a pool that is stopped while it waits to write there leaves noise at exit (Python 3.13)."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +138,7 @@ def run(
             if isinstance(backend, PythonBackend):
                 _probe(pool, backend, timeout)
             # The basic cases first: where one gets no answer, the format and type are not implemented.
-            for result in _all(pool, backend, root, gates, comparison, timeout):
+            for result in _all(pool, jobs + _WAITING, backend, root, gates, comparison, timeout):
                 finish(result)
                 if not result.passed and result.verdict != "wrong":
                     silent[result.entry.format, result.entry.type] = result
@@ -141,7 +147,7 @@ def run(
                 gate = silent.get((entry.format, entry.type))
                 if gate is not None:
                     finish(Result(entry, "unsupported", f"{gate.entry.name} got no answer"))
-            for result in _all(pool, backend, root, supported, comparison, timeout):
+            for result in _all(pool, jobs + _WAITING, backend, root, supported, comparison, timeout):
                 finish(result)
         except BaseException:
             pool.stop()  # type: ignore[no-untyped-call]
@@ -175,26 +181,38 @@ def _probe(pool: ProcessPool, backend: PythonBackend, timeout: float) -> None:
 
 def _all(
     pool: ProcessPool,
+    most: int,
     backend: CaseBackend,
     root: Path,
     entries: Sequence[Entry],
     comparison: Comparison,
     timeout: float,
-) -> Iterable[Result]:
-    """The results of these cases as they come, in order; a worker's end is its case's verdict."""
+) -> Iterator[Result]:
+    """The results of these cases as they come, at most ``most`` in the pool at a time."""
     limit = timeout + (_GRACE if isinstance(backend, CommandBackend) else 0)
-    futures = [pool.schedule(_work, args=[backend, root, e, comparison, timeout], timeout=limit) for e in entries]
-    for entry, future in zip(entries, futures, strict=True):
-        try:
-            yield future.result()
-        except BackendError:
-            raise
-        except (TimeoutError, FutureTimeoutError):
-            yield Result(entry, "timed out", f"no answer in {timeout:g} s")
-        except ProcessExpired as error:
-            yield Result(entry, "crashed", _end(error.exitcode))
-        except Exception as error:
-            yield Result(entry, "crashed", one_line(error))
+    rest = iter(entries)
+    pending: dict[Future[Result], Entry] = {}
+    while True:
+        for entry in islice(rest, most - len(pending)):
+            pending[pool.schedule(_work, args=[backend, root, entry, comparison, timeout], timeout=limit)] = entry
+        if not pending:
+            return
+        for future in wait(pending, return_when=FIRST_COMPLETED).done:
+            yield _result(future, pending.pop(future), timeout)
+
+
+def _result(future: Future[Result], entry: Entry, timeout: float) -> Result:
+    """What a worker found; its end is its case's verdict."""
+    try:
+        return future.result()
+    except BackendError:
+        raise
+    except (TimeoutError, FutureTimeoutError):
+        return Result(entry, "timed out", f"no answer in {timeout:g} s")
+    except ProcessExpired as error:
+        return Result(entry, "crashed", _end(error.exitcode))
+    except Exception as error:
+        return Result(entry, "crashed", one_line(error))
 
 
 def _end(status: int | None) -> str:
