@@ -46,7 +46,7 @@ def show(dims: Sequence[int]) -> str:
     return f"[{', '.join(shown)}{', ...' if len(dims) > _SHOWN_DIMENSIONS else ''}]"
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """Any value for a message, on one line and not long: an integer or string, or else its type."""
     if isinstance(value, (str, bytes)):
         return repr(value[:_SHOWN_CHARACTERS]) + ("..." if len(value) > _SHOWN_CHARACTERS else "")
@@ -78,7 +78,7 @@ def find_format(identifier: object) -> PackedFormat:
     base = re.split("[:?]", lower.removeprefix("gguf:"))[0]
     near = [f"gguf:{base}"] if f"gguf:{base}" in FORMATS else difflib.get_close_matches(lower, FORMATS, n=3, cutoff=0.7)
     hint = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(FORMATS)}"
-    raise PackedTensorError(f"unknown format {_shown(identifier)}: {hint}")
+    raise PackedTensorError(f"unknown format {shown(identifier)}: {hint}")
 
 
 def check_dimensions(shape: object) -> tuple[int, ...]:
@@ -167,8 +167,24 @@ def check_output_dtype(output_dtype: object) -> np.dtype[Any]:
     except (TypeError, KeyError):
         allowed = ", ".join(f"{TensorProto.DataType.Name(number)} ({number})" for number in OUTPUT_DTYPES)
         raise PackedTensorError(
-            f"output_dtype is {_shown(output_dtype)}, expected the number of one of {allowed}"
+            f"output_dtype is {shown(output_dtype)}, expected the number of one of {allowed}"
         ) from None
+
+
+def check_out(format: PackedFormat, dims: tuple[int, ...], dtype: np.dtype[Any], out: object) -> None:
+    """Refuse an array that cannot be filled in place."""
+    if not isinstance(out, np.ndarray):
+        raise PackedTensorError(f"out is of type {type_name(out)}, expected a NumPy array")
+    if out.dtype != dtype:
+        raise PackedTensorError(
+            f"out has element type {out.dtype.name[:20]}, expected {dtype.name} in native byte order"
+        )
+    if out.shape != dims:
+        raise PackedTensorError(f"{format.identifier}: out has shape {show(out.shape)}, expected {show(dims)}")
+    if not out.flags.c_contiguous:
+        raise PackedTensorError(f"out has strides {show(out.strides)}, expected a C-contiguous array")
+    if not out.flags.writeable:
+        raise PackedTensorError("out is read-only, expected a writable array")
 
 
 def check_array_fits(format: PackedFormat, dims: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -199,7 +215,7 @@ def _dimension(value: object) -> int:
     try:
         return _integer(value)
     except TypeError:
-        raise PackedTensorError(f"shape has an item that is {_shown(value)}, expected a list of integers") from None
+        raise PackedTensorError(f"shape has an item that is {shown(value)}, expected a list of integers") from None
 
 
 def _integer(value: object) -> int:

@@ -28,7 +28,9 @@ MIB = 1 << 20
 
 def contenders(format: PackedFormat, payload: np.ndarray, elements: int) -> dict[str, Callable[[], object]]:
     """What to time, by name; each makes a fresh output."""
-    found: dict[str, Callable[[], object]] = {"onnx_dqp": lambda: dequantize(payload, format.identifier, [elements])}
+    found: dict[str, Callable[[], object]] = {
+        "onnx_dqp": lambda: dequantize(payload, format.identifier, [elements], threads=1)
+    }
     if hasattr(gguf.quants, format.name):
         kind = gguf.GGMLQuantizationType[format.name]
         found["gguf-py"] = lambda: gguf.quants.dequantize(payload, kind)

@@ -15,6 +15,7 @@ from parameterized import parameterized
 from conformance import exact, ggml
 from conformance.compare import differing
 from onnx_dqp import FORMATS, PackedFormat
+from onnx_dqp.formats.unpack import Scratch
 
 # The operator's table, and each field's offset, item type and number of items, in the order of ggml's structures.
 CONTRACT = {
@@ -127,6 +128,6 @@ class ByteOrder(TestCase):
         for some in (blocks, swapped):
             out = np.empty((8, format.elements), np.float32)
             with np.errstate(all="ignore"):
-                format.decode(some, out)
+                format.decode(some, out, Scratch())
             results.append(out)
         self.assertFalse(differing(*results).any())

@@ -6,66 +6,65 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnx_dqp.formats.registry import Blocks, packed_format
-from onnx_dqp.formats.unpack import bits, planes, widen
+from onnx_dqp.formats.unpack import Scratch, field_rows, fields, gather, octets, planes, scaled, widen
+
+# What the fifth bit adds to a code, for the eight bits of every byte.
+_FIFTH_BIT = field_rows(1, (0, 16))
+_FIFTH_BIT_CENTRED = field_rows(1, (-16, 0))
 
 
-def _five_bit_codes(blocks: Blocks) -> NDArray[np.uint8]:
-    codes = bits(blocks["qh"])
-    codes <<= 4
-    codes |= planes(blocks["qs"], 4).reshape(codes.shape)
-    return codes
+def _fifth_bits(blocks: Blocks, rows: NDArray[np.uint64], scratch: Scratch) -> NDArray[np.int8]:
+    """The values for the bits of ``qh``: (n, 32)."""
+    return fields(octets(blocks["qh"], scratch), rows, scratch)
 
 
 @packed_format("gguf:q4_0", ggml_type=2, elements=32, layout=[("d", "<f2"), ("qs", "u1", 16)])
-def q4_0(blocks: Blocks, out: NDArray[np.float32]) -> None:
+def q4_0(blocks: Blocks, out: NDArray[np.float32], scratch: Scratch) -> None:
     """``y = (c - 8) * d``; c is the low nibble of ``qs[j]`` for element j < 16, the high one for element 16 + j."""
-    codes = planes(blocks["qs"], 4).view(np.int8)
+    codes = planes(blocks["qs"], 4, scratch).view(np.int8)
     codes -= 8
-    out[...] = codes.reshape(out.shape)
-    out *= widen(blocks["d"])
+    scaled(codes, widen(blocks["d"]), out)
 
 
 @packed_format("gguf:q4_1", ggml_type=3, elements=32, layout=[("d", "<f2"), ("m", "<f2"), ("qs", "u1", 16)])
-def q4_1(blocks: Blocks, out: NDArray[np.float32]) -> None:
+def q4_1(blocks: Blocks, out: NDArray[np.float32], scratch: Scratch) -> None:
     """``y = c * d + m``; c is the low nibble of ``qs[j]`` for element j < 16, the high one for element 16 + j."""
-    out[...] = planes(blocks["qs"], 4).reshape(out.shape)
-    out *= widen(blocks["d"])
+    scaled(planes(blocks["qs"], 4, scratch), widen(blocks["d"]), out)
     out += widen(blocks["m"])
 
 
 @packed_format("gguf:q5_0", ggml_type=6, elements=32, layout=[("d", "<f2"), ("qh", "<u4"), ("qs", "u1", 16)])
-def q5_0(blocks: Blocks, out: NDArray[np.float32]) -> None:
+def q5_0(blocks: Blocks, out: NDArray[np.float32], scratch: Scratch) -> None:
     """``y = (c - 16) * d``; c is a nibble of ``qs``, plus 16 where bit i of ``qh`` is set for element i.
 
     The nibble is the low one of ``qs[j]`` for element j < 16, the high one for element 16 + j.
     """
-    codes = _five_bit_codes(blocks).view(np.int8)
-    codes -= 16
-    out[...] = codes
-    out *= widen(blocks["d"])
+    codes = _fifth_bits(blocks, _FIFTH_BIT_CENTRED, scratch)
+    codes += planes(blocks["qs"], 4, scratch).view(np.int8)
+    scaled(codes, widen(blocks["d"]), out)
 
 
 @packed_format(
     "gguf:q5_1", ggml_type=7, elements=32, layout=[("d", "<f2"), ("m", "<f2"), ("qh", "<u4"), ("qs", "u1", 16)]
 )
-def q5_1(blocks: Blocks, out: NDArray[np.float32]) -> None:
+def q5_1(blocks: Blocks, out: NDArray[np.float32], scratch: Scratch) -> None:
     """``y = c * d + m``; c is a nibble of ``qs``, plus 16 where bit i of ``qh`` is set for element i.
 
     The nibble is the low one of ``qs[j]`` for element j < 16, the high one for element 16 + j.
     """
-    out[...] = _five_bit_codes(blocks)
-    out *= widen(blocks["d"])
+    codes = _fifth_bits(blocks, _FIFTH_BIT, scratch)
+    codes += planes(blocks["qs"], 4, scratch).view(np.int8)
+    scaled(codes, widen(blocks["d"]), out)
     out += widen(blocks["m"])
 
 
 @packed_format("gguf:q8_0", ggml_type=8, elements=32, layout=[("d", "<f2"), ("qs", "i1", 32)])
-def q8_0(blocks: Blocks, out: NDArray[np.float32]) -> None:
+def q8_0(blocks: Blocks, out: NDArray[np.float32], scratch: Scratch) -> None:
     """``y = c * d``; c is ``qs[i]``."""
-    out[...] = blocks["qs"]
-    out *= widen(blocks["d"])
+    scaled(gather(blocks["qs"], scratch), widen(blocks["d"]), out)
 
 
 @packed_format("gguf:q8_1", ggml_type=9, elements=32, layout=[("d", "<f2"), ("s", "<f2"), ("qs", "i1", 32)])
-def q8_1(blocks: Blocks, out: NDArray[np.float32]) -> None:
+def q8_1(blocks: Blocks, out: NDArray[np.float32], scratch: Scratch) -> None:
     """``y = c * d``; c is ``qs[i]``; ``s``, a sum kept for dot products, is not used, even if it is NaN."""
-    q8_0(blocks, out)
+    q8_0(blocks, out, scratch)

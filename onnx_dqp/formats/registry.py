@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnx_dqp.formats.unpack import Scratch
+
 Blocks = NDArray[np.void]
 """Shape (n,): n blocks, each one item of the format's ``layout``."""
 
-Decoder = Callable[[Blocks, NDArray[np.float32]], None]
-"""Fills a C-contiguous FLOAT array of shape (n, elements) from n blocks."""
+Decoder = Callable[[Blocks, NDArray[np.float32], Scratch], None]
+"""Fills a C-contiguous FLOAT array of shape (n, elements) from n blocks, with some memory to work in."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -36,8 +38,9 @@ class PackedFormat:
     layout
         The block as a NumPy structured dtype: packed, every multibyte field little-endian.
     decode
-        The decoder: ``decode(blocks, out)`` fills ``out``, C-contiguous FLOAT of shape (n, elements), from ``blocks``
-        of shape (n,) and dtype ``layout``. It raises nothing.
+        The decoder: ``decode(blocks, out, scratch)`` fills ``out``, C-contiguous FLOAT of shape (n, elements), from
+        ``blocks`` of shape (n,), n at least 1, and dtype ``layout``. It raises nothing. ``scratch``, a
+        ``formats.unpack.Scratch()``, is memory that it works in, not shared with other threads.
     """
 
     identifier: str

@@ -1,50 +1,175 @@
-"""How bytes hold more than one code: the two orders in which the formats pack bits, and scales widened to FLOAT.
+"""How bytes hold more than one code, and the memory that decoders work in.
 
-All integer work stays in eight bits as long as it can; codes become FLOAT once, in the output.
+All integer work stays in eight bits as long as it can; codes become FLOAT once, in the output. Figures in comments are
+microseconds for 65,536 elements on one core; ``docs/performance.md`` tells of which machine, and what did not pay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Unsigned = TypeVar("Unsigned", np.uint8, np.uint16, np.uint32)
+
+class Scratch:
+    """The intermediate arrays of one tile, used again for the next.
+
+    NumPy asks the system for fresh pages for each larger array, which costs several times the arithmetic done in it (14
+    against 2). A decoder asks for the same arrays in the same order for every tile, so the n-th request of a tile
+    gets the n-th array of the tile before. Not for more than one thread.
+    """
+
+    def __init__(self) -> None:
+        self._arrays: list[NDArray[Any]] = []
+        self._requests = 0
+
+    def rewind(self) -> None:
+        """Start a tile: whatever was handed out before may be overwritten."""
+        self._requests = 0
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """A C-contiguous array that holds anything."""
+        position = self._requests
+        self._requests += 1
+        if position == len(self._arrays):
+            self._arrays.append(np.empty(shape, dtype))
+        elif self._arrays[position].shape != shape or self._arrays[position].dtype != dtype:
+            self._arrays[position] = np.empty(shape, dtype)
+        return self._arrays[position]
 
 
-def planes(packed: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
+def gather(field: NDArray[Any], scratch: Scratch) -> NDArray[Any]:
+    """A block's field (n, k), contiguous in a row, as a contiguous array.
+
+    A row moves as one item of k bytes: 2 for rows of 16 bytes, against 12 byte by byte.
+    """
+    n, k = field.shape
+    item = row(k * field.itemsize)
+    rows = scratch.empty((n, 1), item)
+    np.copyto(rows, field.view(item))
+    return rows.view(field.dtype)
+
+
+@cache
+def row(size: int) -> np.dtype[np.void]:
+    """Bytes that move as one item."""
+    return np.dtype((np.void, size))
+
+
+def octets(integers: NDArray[Any], scratch: Scratch) -> NDArray[np.uint8]:
+    """Integers as their bytes, the lowest first, whatever the order in memory: (n, ...) -> (n, bytes)."""
+    little = scratch.empty(integers.shape, integers.dtype.newbyteorder("<"))
+    np.copyto(little, integers)
+    return little.view(np.uint8).reshape(len(integers), -1)
+
+
+def planes(
+    packed: NDArray[np.uint8], width: int, scratch: Scratch, *, run: int | None = None, at: int = 0
+) -> NDArray[np.uint8]:
     """Unpack bytes whose bit fields lie in planes: the lowest field of every byte first, then the next of every byte.
 
-    ``packed`` (..., k) -> codes (..., 8 / width, k). With ``width`` 4: k low nibbles, then k high nibbles.
+    Parameters
+    ----------
+    packed
+        Shape (n, m).
+    width
+        Bits in a field: 1, 2 or 4.
+    run
+        Planes span this many bytes, then those of the next run follow; m, if None. With ``width`` 4: ``run`` low
+        nibbles, then ``run`` high nibbles, and so on.
+    at
+        The bit of a code that the field's lowest bit becomes, where other fields complete the code.
+
+    Returns
+    -------
+    Codes (n, m * 8 / width).
     """
-    packed = np.ascontiguousarray(packed)  # read once with a stride, then up to eight times without
-    *rows, k = packed.shape
-    codes = np.empty((*rows, 8 // width, k), np.uint8)
-    for i in range(8 // width):
-        np.right_shift(packed, width * i, out=codes[..., i, :])
-    codes &= (1 << width) - 1
-    return codes
+    n, m = packed.shape
+    count = 8 // width
+    # Words of four bytes shift faster than bytes, and what crosses from one byte to the next is masked off.
+    words = gather(packed, scratch).view(np.uint32)
+    shifted = scratch.empty(words.shape, np.uint32)
+    codes = _interleaved(n, m, count, run or m, scratch)
+    for i in range(count):
+        if at > width * i:
+            plane = np.left_shift(words, at - width * i, out=shifted)
+        elif at < width * i:
+            plane = np.right_shift(words, width * i - at, out=shifted)
+        else:
+            plane = words
+        codes[:, i] = plane.view(codes.dtype).reshape(-1)
+    found = codes.view(np.uint8).reshape(n, -1)
+    found &= ((1 << width) - 1) << at
+    return found
 
 
-def bit_fields(packed: NDArray[Unsigned], shifts: Sequence[int], width: int) -> NDArray[Unsigned]:
-    """Unpack integers whose bit fields belong to consecutive items: (..., k) -> (..., k, len(shifts))."""
-    codes = packed[..., np.newaxis] >> np.array(shifts, packed.dtype)
-    codes &= (1 << width) - 1
-    return codes
+def _interleaved(n: int, m: int, count: int, run: int, scratch: Scratch) -> NDArray[np.void]:
+    """Room for ``count`` planes in n rows of m bytes, with each run of a plane as one item: (n * m / run, count)."""
+    return scratch.empty((n * m // run, count), row(run))
 
 
-def nibbles(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Unpack bytes that hold two consecutive items, the low nibble first: (..., k) -> (..., 2k)."""
-    *rows, k = packed.shape
-    return bit_fields(packed, (0, 4), 4).reshape(*rows, 2 * k)
+def take(rows: NDArray[Any], index: NDArray[Any], scratch: Scratch) -> NDArray[Any]:
+    """``rows[index]``, for a table of one axis and an index that is in its range."""
+    where = scratch.empty(index.shape, np.intp)
+    np.copyto(where, index)
+    # With mode "raise" NumPy would check into a buffer first: 20 against 6.
+    return rows.take(where, out=scratch.empty(index.shape, rows.dtype), mode="clip")
 
 
-def bits(packed: NDArray[Any]) -> NDArray[np.uint8]:
-    """Unpack integers into their bits, lowest first: (n, ...) -> (n, 8 x bytes)."""
-    octets = np.ascontiguousarray(packed, packed.dtype.newbyteorder("<")).view(np.uint8)
-    return np.unpackbits(octets.ravel(), bitorder="little").reshape(len(packed), -1)
+def field_rows(width: int, values: Sequence[int]) -> NDArray[Any]:
+    """For every byte the int8 values of its bit fields, the lowest first, as one item of 8 / width bytes: (256,).
+
+    ``fields`` looks bytes up in such a table.
+    """
+    codes = np.arange(256)[:, np.newaxis] >> np.arange(0, 8, width) & (1 << width) - 1
+    rows: NDArray[Any] = np.array(values, np.int8)[codes].view(f"u{8 // width}")[:, 0]
+    return rows
+
+
+def fields(packed: NDArray[np.uint8], rows: NDArray[Any], scratch: Scratch) -> NDArray[np.int8]:
+    """Values of bytes whose bit fields belong to consecutive items: (n, k) -> (n, k * 8 / width)."""
+    return take(rows, packed, scratch).view(np.int8)
+
+
+@cache
+def _nibble_rows() -> NDArray[np.uint16]:
+    return field_rows(4, range(16))
+
+
+def nibbles(packed: NDArray[np.uint8], scratch: Scratch) -> NDArray[np.uint8]:
+    """Unpack bytes that hold two consecutive items, the low nibble first: (n, k) -> (n, 2k)."""
+    return fields(packed, _nibble_rows(), scratch).view(np.uint8)
+
+
+class NibbleTable:
+    """Sixteen int8 values for four-bit codes, looked up four codes at a time."""
+
+    def __init__(self, values: Sequence[int]) -> None:
+        self._values = np.array(values, np.int8)
+
+    @cached_property
+    def _pairs(self) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
+        """For two bytes as one item, the values of both low nibbles, and of both high ones.
+
+        A quarter of the look-ups, where making an index takes longer than fetching a value.
+        """
+        octets = np.arange(1 << 16, dtype=np.uint16).view(np.uint8)
+        return self._values[octets & 15].view(np.uint16), self._values[octets >> 4].view(np.uint16)
+
+    def planes(self, packed: NDArray[np.uint8], scratch: Scratch, *, run: int | None = None) -> NDArray[np.int8]:
+        """The values of the codes that ``planes(packed, 4, scratch, run=run)`` would give: (n, m) -> (n, 2m)."""
+        n, m = packed.shape
+        pairs = scratch.empty((n, m // 2), np.intp)
+        np.copyto(pairs, gather(packed, scratch).view(np.uint16))
+        values = _interleaved(n, m, 2, run or m, scratch)
+        half = scratch.empty(pairs.shape, np.uint16)
+        for i, table in enumerate(self._pairs):
+            table.take(pairs, out=half, mode="clip")
+            values[:, i] = half.view(values.dtype).reshape(-1)
+        return values.view(np.int8).reshape(n, -1)
 
 
 def widen(scale: NDArray[Any]) -> NDArray[np.float32]:
@@ -52,10 +177,10 @@ def widen(scale: NDArray[Any]) -> NDArray[np.float32]:
     return scale.astype(np.float32)[..., np.newaxis]
 
 
-def lookup(table: NDArray[np.int8], codes: NDArray[np.uint8]) -> NDArray[np.int8]:
-    """Values of one-byte codes from a table of at most 256 entries, same shape.
-
-    ``bytes.translate`` takes half the time of ``numpy.take``, which turns each code into a 64-bit index first.
-    """
-    values = codes.tobytes().translate(table.tobytes().ljust(256, b"\0"))
-    return np.frombuffer(values, np.int8).reshape(codes.shape)
+def scaled(values: NDArray[Any], scale: NDArray[np.float32], out: NDArray[np.float32]) -> NDArray[np.float32]:
+    """``out = values * scale``; a scale (n, k) for each 1 / k of a row. Returns ``out`` as (n, k, elements / k)."""
+    y = out.reshape(*scale.shape, -1)
+    # The scales first, for NumPy spreads them out in a buffer anyway, and casts the values in its buffers as it goes.
+    np.copyto(y, scale[..., np.newaxis])
+    y *= values.reshape(y.shape)
+    return y

@@ -1,0 +1,115 @@
+"""How many threads to use, and how to run a loop's body in them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import TypeVar
+
+from onnx_dqp.errors import PackedTensorError
+from onnx_dqp.rules import shown
+
+Item = TypeVar("Item")
+
+VARIABLE = "ONNX_DQP_THREADS"
+"""The environment variable that says how many threads to use where a call does not."""
+
+MOST_THREADS = 32
+"""More are never used: together with the size of a tile it bounds the memory that threads take."""
+
+_MOST_BY_DEFAULT = 4
+"""NumPy gives up the interpreter's lock in its loops only, so that threads wait for one another in between."""
+
+_PAYS = 1 << 20
+"""Elements a thread, below which a second thread costs as much as it gains."""
+
+
+def thread_count(threads: int | None, elements: int) -> int:
+    """Threads to use for a tensor.
+
+    Parameters
+    ----------
+    threads
+        As asked for; None leaves it to the environment variable, or else to the tensor's size and the processors.
+    elements
+        The tensor's size.
+
+    Raises
+    ------
+    PackedTensorError
+        ``threads``, or the variable where it counts, is not a positive integer.
+    """
+    if threads is None:
+        text = os.environ.get(VARIABLE)
+        if not text:
+            paying = min(elements // _PAYS, _MOST_BY_DEFAULT)
+            return min(paying, _processors()) if paying > 1 else 1
+        if not (text.isascii() and text.isdigit() and text.strip("0")):
+            raise PackedTensorError(f"{VARIABLE} is {shown(text)}, expected a positive integer")
+        threads = int(text[:20])
+    elif isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise PackedTensorError(f"threads is {shown(threads)}, expected a positive integer or None")
+    return min(threads, MOST_THREADS)
+
+
+def _processors() -> int:
+    """Processors that this process may use."""
+    count: Callable[[], int | None] | None = getattr(os, "process_cpu_count", None)  # from Python 3.13 on
+    if count is None and hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return (count or os.cpu_count)() or 1
+
+
+def share(items: Iterable[Item], threads: int, work: Callable[[Iterator[Item]], None]) -> None:
+    """Share out items, in order, among the calling thread and ``threads - 1`` others.
+
+    Parameters
+    ----------
+    items
+        Each goes to the next thread that is free.
+    threads
+        With 1 no thread is started. Where the system refuses to start one, those that started do.
+    work
+        Called once in each thread, with an iterator that gives this thread its items.
+
+    Raises
+    ------
+    Exception
+        The first that the work raised, or an interrupt of the calling thread; all threads have ended by then, after
+        the items that they were at.
+    """
+    rest = iter(items)
+    lock = threading.Lock()
+    errors: list[BaseException] = []
+
+    def taken() -> Iterator[Item]:
+        while not errors:
+            with lock:
+                item = next(rest, None)
+            if item is None:
+                return
+            yield item
+
+    def help_out() -> None:
+        try:
+            work(taken())
+        except BaseException as error:
+            errors.append(error)
+
+    helpers = [threading.Thread(target=help_out, name="onnx_dqp", daemon=True) for _ in range(threads - 1)]
+    try:
+        with suppress(RuntimeError):  # no more threads for this process, or the interpreter is going down
+            for helper in helpers:
+                helper.start()
+        work(taken())
+    except BaseException as error:
+        errors.append(error)
+        raise
+    finally:
+        for helper in helpers:
+            if helper.ident is not None:
+                helper.join()
+    if errors:
+        raise errors[0]
