@@ -163,7 +163,7 @@ def check_payload_size(format: PackedFormat, dims: tuple[int, ...], size: int) -
 def check_output_dtype(output_dtype: object) -> np.dtype[Any]:
     """R9: the NumPy dtype of an ONNX element type, one of the four that the operator gives."""
     try:
-        return OUTPUT_DTYPES[_integer(output_dtype)]
+        return OUTPUT_DTYPES[integer(output_dtype)]
     except (TypeError, KeyError):
         allowed = ", ".join(f"{TensorProto.DataType.Name(number)} ({number})" for number in OUTPUT_DTYPES)
         raise PackedTensorError(
@@ -176,9 +176,8 @@ def check_out(format: PackedFormat, dims: tuple[int, ...], dtype: np.dtype[Any],
     if not isinstance(out, np.ndarray):
         raise PackedTensorError(f"out is of type {type_name(out)}, expected a NumPy array")
     if out.dtype != dtype:
-        raise PackedTensorError(
-            f"out has element type {out.dtype.name[:20]}, expected {dtype.name} in native byte order"
-        )
+        order = "" if out.dtype.isnative else " in foreign byte order"
+        raise PackedTensorError(f"out has element type {out.dtype.name[:20]}{order}, expected {dtype.name}")
     if out.shape != dims:
         raise PackedTensorError(f"{format.identifier}: out has shape {show(out.shape)}, expected {show(dims)}")
     if not out.flags.c_contiguous:
@@ -213,12 +212,12 @@ def _product(dims: Sequence[int]) -> int:
 
 def _dimension(value: object) -> int:
     try:
-        return _integer(value)
+        return integer(value)
     except TypeError:
         raise PackedTensorError(f"shape has an item that is {shown(value)}, expected a list of integers") from None
 
 
-def _integer(value: object) -> int:
+def integer(value: object) -> int:
     """Any integer but a bool, NumPy's included, as a Python int; anything else is a TypeError."""
     if isinstance(value, (bool, np.bool_)):
         raise TypeError

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from onnx_dqp.errors import PackedTensorError
-from onnx_dqp.rules import shown
+from onnx_dqp.rules import integer, shown
 
 Item = TypeVar("Item")
 
@@ -49,9 +49,13 @@ def thread_count(threads: int | None, elements: int) -> int:
         if not (text.isascii() and text.isdigit() and text.strip("0")):
             raise PackedTensorError(f"{VARIABLE} is {shown(text)}, expected a positive integer")
         threads = int(text[:20])
-    elif isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+    try:
+        number = integer(threads)
+    except TypeError:
+        number = 0
+    if number < 1:
         raise PackedTensorError(f"threads is {shown(threads)}, expected a positive integer or None")
-    return min(threads, MOST_THREADS)
+    return min(number, MOST_THREADS)
 
 
 def _processors() -> int:

@@ -19,6 +19,7 @@ from conformance import payloads
 from conformance.compare import differing
 from conformance.expected import expected
 from onnx_dqp import FORMATS, PackedTensorError, dequantize, packed_size
+from onnx_dqp.rules import OUTPUT_DTYPES
 
 MIB = 1 << 20
 ENGINE = import_module("onnx_dqp.dequantize")  # the module; the package's attribute is the function
@@ -97,7 +98,7 @@ class Tiles(TestCase):
         blocks = payloads.random_blocks(format, 2 * ENGINE.TILE_ELEMENTS // format.elements + 3, "tiles")
         payload, shape = blocks.tobytes(), [len(blocks), format.elements]
         for output_dtype in (1, 16):
-            whole = dequantize(payload, format.identifier, shape, output_dtype)
+            whole = dequantize(payload, format.identifier, shape, output_dtype, threads=1)
             for elements in (format.elements, 5 * format.elements):
                 with mock.patch.object(ENGINE, "TILE_ELEMENTS", elements):
                     head = dequantize(payload[: 33 * format.bytes], format.identifier, [33, shape[1]], output_dtype)
@@ -106,22 +107,90 @@ class Tiles(TestCase):
             self.assertFalse(differing(tail, whole[-4:]).any())
 
 
+class Out(TestCase):
+    """An array given to be filled."""
+
+    @parameterized.expand(TYPE_ROWS)
+    def test_is_filled_and_returned(self, _, output_dtype):
+        for format in FORMATS.values():
+            payload = payloads.random_blocks(format, 6, "out").tobytes()
+            fresh = dequantize(payload, format.identifier, [2, 3, format.elements], output_dtype)
+            out = np.empty_like(fresh)
+            self.assertIs(dequantize(payload, format.identifier, out.shape, output_dtype, out=out), out)
+            self.assertFalse(differing(out, fresh).any())
+
+    def test_memory_mapped_and_unaligned(self):
+        with TemporaryDirectory() as directory:
+            mapped = np.memmap(Path(directory, "out"), np.float32, "w+", 4, (2, 64))
+            self.assertIs(dequantize(PAYLOAD, "gguf:q4_0", [2, 64], out=mapped), mapped)
+            self.assertFalse(differing(np.array(mapped).ravel(), VALUES).any())
+        for output_dtype, dtype in OUTPUT_DTYPES.items():
+            fresh = dequantize(PAYLOAD, "gguf:q4_0", [2, 64], output_dtype)
+            out = np.empty(128 * dtype.itemsize + 1, np.uint8)[1:].view(dtype).reshape(2, 64)
+            self.assertFalse(differing(dequantize(PAYLOAD, "gguf:q4_0", [2, 64], output_dtype, out=out), fresh).any())
+
+    def test_is_filled_between_the_bytes_of_the_payload(self):
+        """Only memory that is really shared is an overlap."""
+        memory = np.zeros((2, 64 * 4), np.uint8)
+        x, out = memory[0, : 2 * Q4_0.bytes], memory[1].view(np.float32)
+        x[:] = np.frombuffer(PAYLOAD[: x.size], np.uint8)
+        self.assertFalse(differing(dequantize(x, "gguf:q4_0", [64], out=out), VALUES[:64]).any())
+
+    @parameterized.expand(
+        [
+            ("list", [0.0] * 64, "out is of type list, expected a NumPy array"),
+            ("type", np.zeros(64), "out has element type float64, expected float32"),
+            ("order", np.zeros(64, ">f4"), "out has element type float32 in foreign byte order, expected float32"),
+            ("shape", np.zeros((2, 32), "f4"), r"gguf:q4_0: out has shape \[2, 32\], expected \[64\]"),
+            ("strides", np.zeros(128, "f4")[::2], r"out has strides \[8\], expected a C-contiguous array"),
+            ("read_only", np.broadcast_to(np.zeros(64, "f4"), 64), "out is read-only, expected a writable array"),
+        ]
+    )
+    def test_refused(self, _, out, message):
+        with self.assertRaisesRegex(PackedTensorError, f"^{message}$"):
+            dequantize(PAYLOAD[:36], "gguf:q4_0", [64], out=out)
+        self.assertFalse(np.any(out))
+
+    def test_overlap_is_refused(self):
+        memory = np.zeros(256, np.uint8)
+        out = memory.view(np.float32)
+        for x in (memory[:36], memory[::-1][:36], memory[: 36 * 7 : 7]):
+            with self.assertRaisesRegex(PackedTensorError, "^out overlaps x, expected memory of its own$"):
+                dequantize(x, "gguf:q4_0", [64], out=out)
+
+    @parameterized.expand([("payload", {"x": b""}), ("threads", {"threads": 0}), ("format", {"format": "q4_0"})])
+    def test_nothing_is_written_where_anything_is_refused(self, _, wrong):
+        out = np.ones(64, np.float32)
+        with self.assertRaises(PackedTensorError):
+            dequantize(**{"x": PAYLOAD[:36], "format": "gguf:q4_0", "shape": [64], "out": out, **wrong})
+        self.assertTrue((out == 1).all())
+
+
 class Memory(TestCase):
-    @parameterized.expand(FORMAT_ROWS)
-    def test_no_temporary_grows_with_the_tensor(self, _, format):
-        """8 Mi elements: a temporary of a byte an element would be 8 MiB."""
-        elements = 8 * MIB
+    def check(self, format, elements, threads, limit):
+        """The peak of allocations beside input and output, for every output type."""
         x = np.zeros(elements // format.elements * format.bytes * 2, np.uint8)[::2]  # non-contiguous: the worst case
         dequantize(b"\0" * format.bytes, format.identifier, [format.elements])  # reads the codebook
-        for output_dtype, size in ((1, 4), (10, 2), (11, 8), (16, 2)):
+        for output_dtype, dtype in OUTPUT_DTYPES.items():
+            out = np.empty(elements, dtype)
             tracemalloc.start()
             try:
-                dequantize(x, format.identifier, [elements // 256, 256], output_dtype)
+                dequantize(x, format.identifier, [elements], output_dtype, out=out, threads=threads)
                 peak = tracemalloc.get_traced_memory()[1]
             finally:
                 tracemalloc.stop()
-            self.assertGreaterEqual(peak, elements * size)
-            self.assertLess(peak - elements * size, 7 * MIB)
+            self.assertLess(peak, limit)
+
+    @parameterized.expand(FORMAT_ROWS)
+    def test_no_temporary_grows_with_the_tensor(self, _, format):
+        """4 Mi elements: a temporary of a byte an element would be 4 MiB."""
+        self.check(format, 4 * MIB, 1, 4 * MIB)
+
+    @parameterized.expand(FORMAT_ROWS)
+    def test_threads_keep_within_bounds(self, _, format):
+        """32 Mi elements: a temporary of a byte an element would be 32 MiB."""
+        for threads in (2, 32):
+            self.check(format, 32 * MIB, threads, 28 * MIB)
 
 
 class PackedSize(TestCase):

@@ -1,0 +1,215 @@
+"""Threads: how many there are, that they leave nothing behind, and that results do not depend on them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from unittest import TestCase, mock, skipUnless
+
+import numpy as np
+from helpers import FORMAT_ROWS
+from parameterized import parameterized
+
+from conformance import payloads
+from conformance.compare import differing
+from onnx_dqp import FORMATS, PackedTensorError, dequantize, threads
+from onnx_dqp.rules import OUTPUT_DTYPES
+
+ENGINE = import_module("onnx_dqp.dequantize")  # the module; the package's attribute is the function
+Q4_0 = FORMATS["gguf:q4_0"]
+
+
+def count(asked, elements, processors=64, variable=None):
+    environment = {} if variable is None else {threads.VARIABLE: variable}
+    with (
+        mock.patch.dict(os.environ, environment),
+        mock.patch.object(threads, "_processors", return_value=processors),
+    ):
+        if variable is None:
+            os.environ.pop(threads.VARIABLE, None)
+        return threads.thread_count(asked, elements)
+
+
+class Count(TestCase):
+    @parameterized.expand(
+        [
+            ("as_asked", 3, 0, 64, None, 3),
+            ("asked_before_variable", 3, 0, 64, "5", 3),
+            ("asked_beyond_processors", 3, 0, 1, None, 3),
+            ("never_more_than_32", 10**9, 1 << 30, 64, None, 32),
+            ("numpy_integer", np.int64(2), 0, 64, None, 2),
+            ("variable", None, 0, 1, "7", 7),
+            ("large_variable", None, 0, 1, "9" * 5000, 32),
+            ("empty_variable", None, 0, 64, "", 1),
+            ("small_tensor", None, (1 << 21) - 1, 64, None, 1),
+            ("two_pay", None, 1 << 21, 64, None, 2),
+            ("large_tensor", None, 1 << 40, 64, None, 4),
+            ("few_processors", None, 1 << 40, 3, None, 3),
+            ("empty_tensor", None, 0, 64, None, 1),
+        ]
+    )
+    def test_is(self, _, asked, elements, processors, variable, expected):
+        self.assertEqual(count(asked, elements, processors, variable), expected)
+
+    @parameterized.expand(
+        [
+            ("zero", 0, "0"),
+            ("negative", -1, "-1"),
+            ("true", True, "True"),
+            ("float", 2.0, "of type float"),
+            ("text", "2", "'2'"),
+            ("list", [2], "of type list"),
+        ]
+    )
+    def test_refused(self, _, asked, shown):
+        with self.assertRaises(PackedTensorError) as caught:
+            dequantize(bytes(Q4_0.bytes), "gguf:q4_0", [32], threads=asked)
+        self.assertEqual(str(caught.exception), f"threads is {shown}, expected a positive integer or None")
+
+    @parameterized.expand([("word", "all"), ("zero", "0"), ("negative", "-2"), ("half", "1.5"), ("other_digits", "٢")])
+    def test_refused_variable(self, _, text):
+        with (
+            mock.patch.dict(os.environ, {threads.VARIABLE: text}),
+            self.assertRaises(PackedTensorError) as caught,
+        ):
+            dequantize(bytes(Q4_0.bytes), "gguf:q4_0", [32])
+        self.assertEqual(str(caught.exception), f"ONNX_DQP_THREADS is {text!r}, expected a positive integer")
+
+    @skipUnless(hasattr(os, "sched_setaffinity"), "the system has no processor affinity")
+    def test_affinity_is_respected(self):
+        program = (
+            "import os; from onnx_dqp.threads import thread_count\n"
+            "os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); print(thread_count(None, 1 << 30))"
+        )
+        environment = {name: value for name, value in os.environ.items() if name != threads.VARIABLE}
+        done = subprocess.run(
+            [sys.executable, "-c", program], check=False, capture_output=True, text=True, env=environment
+        )
+        self.assertEqual((done.stdout, done.stderr), ("1\n", ""))
+
+
+class Results(TestCase):
+    @parameterized.expand(FORMAT_ROWS)
+    def test_do_not_depend_on_threads_or_tiles(self, _, format):
+        blocks = payloads.random_blocks(format, 70_000 // format.elements, "threads")
+        payload, shape = blocks.tobytes(), [len(blocks), format.elements]
+        for output_dtype in OUTPUT_DTYPES:
+            alone = dequantize(payload, format.identifier, shape, output_dtype, threads=1)
+            for number, tile in ((2, 1 << 20), (3, 4096), (32, 256)):
+                with mock.patch.object(ENGINE, "SHARED_TILE_ELEMENTS", tile):
+                    shared = dequantize(payload, format.identifier, shape, output_dtype, threads=number)
+                self.assertFalse(differing(shared, alone).any())
+
+    def test_in_several_calls_at_once(self):
+        formats = list(FORMATS.values())
+        inputs = {f: payloads.random_blocks(f, 1 << 9, "at once").tobytes() for f in formats}
+
+        def decode(format):
+            return dequantize(inputs[format], format.identifier, [format.elements << 9], threads=2)
+
+        alone = [decode(format) for format in formats]
+        with ThreadPoolExecutor(8) as pool:
+            for before, now in zip(alone * 4, pool.map(decode, formats * 4), strict=True):
+                self.assertFalse(differing(before, now).any())
+
+    @skipUnless(hasattr(os, "fork"), "the system has no fork")
+    def test_after_a_fork(self):
+        program = (
+            "import os, numpy as np; from onnx_dqp import dequantize\n"
+            "x = np.arange(18 << 12, dtype=np.uint16).astype(np.uint8)\n"
+            "before = dequantize(x, 'gguf:q4_0', [32 << 12], threads=2).tobytes()\n"
+            "if child := os.fork():\n"
+            "    raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+            "os._exit(dequantize(x, 'gguf:q4_0', [32 << 12], threads=2).tobytes() != before)"
+        )
+        done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    def test_at_exit(self):
+        """When no thread can be started any more, the calling one does it all."""
+        program = (
+            "import atexit; from onnx_dqp import dequantize\n"
+            "atexit.register(lambda: print(dequantize(bytes(18 << 12), 'gguf:q4_0', [32 << 12], threads=2).sum()))"
+        )
+        done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60)
+        self.assertEqual((done.stdout, done.stderr), ("0.0\n", ""))
+
+
+class Share(TestCase):
+    def setUp(self):
+        self.before = threading.active_count()
+
+    def tearDown(self):
+        self.assertEqual(threading.active_count(), self.before)
+
+    def test_alone_starts_no_thread(self):
+        seen = []
+        with mock.patch.object(threading, "Thread", side_effect=AssertionError):
+            threads.share(range(5), 1, lambda items: seen.extend((i, threading.get_ident()) for i in items))
+        self.assertEqual(seen, [(i, threading.get_ident()) for i in range(5)])
+        with mock.patch.object(threading, "Thread", side_effect=AssertionError):
+            dequantize(bytes(Q4_0.bytes << 17), "gguf:q4_0", [32 << 17], threads=1)
+
+    def test_every_item_goes_to_one_thread_in_order(self):
+        taken, meet = [], threading.Barrier(4)
+
+        def work(items):
+            for number, item in enumerate(items):
+                taken.append((item, threading.get_ident()))
+                if not number:
+                    meet.wait(10)  # each thread gets one
+
+        threads.share(range(1000), 4, work)
+        self.assertEqual([item for item, _ in taken], list(range(1000)))
+        self.assertEqual(len({thread for _, thread in taken}), 4)
+
+    @parameterized.expand([("caller", True), ("helper", False)])
+    def test_an_error_ends_all(self, _, in_caller):
+        caller = threading.get_ident()
+
+        def work(items):
+            for item in items:
+                if (threading.get_ident() == caller) == in_caller:
+                    raise LookupError(item)
+                time.sleep(0.001)
+
+        started = time.monotonic()
+        with self.assertRaises(LookupError):
+            threads.share(range(10**9), 3, work)
+        self.assertLess(time.monotonic() - started, 30)
+
+    def test_no_more_threads_to_be_had(self):
+        start, started = threading.Thread.start, []
+
+        def refuse(thread):
+            if started:
+                raise RuntimeError("can't start new thread")
+            started.append(thread)
+            start(thread)
+
+        seen = []
+        with mock.patch.object(threading.Thread, "start", refuse):
+            threads.share(range(100), 4, seen.extend)
+        self.assertEqual(sorted(seen), list(range(100)))
+
+    def test_an_interrupt_leaves_no_thread(self):
+        program = (
+            "import threading, time\nfrom onnx_dqp.threads import share\n"
+            "def work(items):\n"
+            "    for item in items:\n"
+            "        if item == 8: print('working', flush=True)\n"
+            "        time.sleep(0.01)\n"
+            "try:\n    share(range(10**9), 3, work)\n"
+            "except KeyboardInterrupt:\n    print(threading.active_count(), flush=True)"
+        )
+        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+        self.assertEqual(process.stdout.readline(), "working\n")
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=30)
+        self.assertEqual((process.returncode, output), (0, "1\n"))
