@@ -50,7 +50,9 @@ def _pointer(array: NDArray[np.generic]) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.ctypes.data)
 
 
-def dequantize(format: PackedFormat, payload: NDArray[np.uint8]) -> NDArray[np.float32]:
+def dequantize(
+    format: PackedFormat, payload: NDArray[np.uint8], out: NDArray[np.float32] | None = None
+) -> NDArray[np.float32]:
     """Decode with ``dequantize_row_<format>``.
 
     Parameters
@@ -59,15 +61,17 @@ def dequantize(format: PackedFormat, payload: NDArray[np.uint8]) -> NDArray[np.f
         Any but those of ``NO_DECODER``.
     payload
         Whole blocks: uint8 of rank 1, C-contiguous.
+    out
+        An array to fill: float32 of rank 1, C-contiguous, of the blocks' number of elements.
 
     Returns
     -------
-    The elements, of rank 1.
+    ``out``, or a new array of the elements, of rank 1.
 
     Raises
     ------
     ValueError
-        ggml has no decoder for the format, or the payload is not as described.
+        ggml has no decoder for the format, or the payload or ``out`` is not as described.
     """
     if format.identifier in NO_DECODER:
         raise ValueError(f"ggml has no decoder for {format.identifier}")
@@ -77,7 +81,11 @@ def dequantize(format: PackedFormat, payload: NDArray[np.uint8]) -> NDArray[np.f
         raise ValueError(f"the payload has {payload.size} bytes, expected whole blocks of {format.bytes}")
     name = format.identifier.removeprefix("gguf:")
     name = name.removesuffix("_k") + "_K" if name.endswith("_k") else name
-    out = np.empty(payload.size // format.bytes * format.elements, np.float32)
+    elements = payload.size // format.bytes * format.elements
+    if out is None:
+        out = np.empty(elements, np.float32)
+    elif out.dtype != np.float32 or out.shape != (elements,) or not out.flags.c_contiguous:
+        raise ValueError(f"out is expected to be a contiguous float32 array of shape [{elements}]")
     library()[f"dequantize_row_{name}"](_pointer(payload), _pointer(out), ctypes.c_int64(out.size))
     return out
 

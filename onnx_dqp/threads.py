@@ -45,7 +45,7 @@ def thread_count(threads: int | None, elements: int) -> int:
         text = os.environ.get(VARIABLE)
         if not text:
             paying = min(elements // _PAYS, _MOST_BY_DEFAULT)
-            return min(paying, _processors()) if paying > 1 else 1
+            return min(paying, processors()) if paying > 1 else 1
         if not (text.isascii() and text.isdigit() and text.strip("0")):
             raise PackedTensorError(f"{VARIABLE} is {shown(text)}, expected a positive integer")
         threads = int(text[:20])
@@ -58,7 +58,7 @@ def thread_count(threads: int | None, elements: int) -> int:
     return min(number, MOST_THREADS)
 
 
-def _processors() -> int:
+def processors() -> int:
     """Processors that this process may use."""
     count: Callable[[], int | None] | None = getattr(os, "process_cpu_count", None)  # from Python 3.13 on
     if count is None and hasattr(os, "sched_getaffinity"):

@@ -1,10 +1,13 @@
-"""What the scripts' command lines share: which extra to install where a package is missing, and counts as arguments."""
+"""What the scripts' command lines share: the extra to install where a package is missing, counts, files of results."""
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 
 def require(extra: str, *modules: str) -> None:
@@ -22,3 +25,20 @@ def positive(text: str) -> int:
     if number < 1:
         raise ValueError(text)
     return number
+
+
+def add_results(path: Path, results: Mapping[str, Any]) -> None:
+    """Write what was measured into a JSON file, beside what other scripts have written there."""
+    from conformance.folder import replace  # noqa: PLC0415
+
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    replace(path, (json.dumps({**known, **_rounded(results)}, indent=1) + "\n").encode())
+
+
+def _rounded(value: Any) -> Any:
+    """Results with four significant digits, which is more than they mean."""
+    if isinstance(value, Mapping):
+        return {key: _rounded(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(each) for each in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value

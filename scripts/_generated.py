@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from conformance.folder import replace
@@ -13,6 +14,16 @@ Generated = Mapping[str, bytes]
 """File contents by path, relative to the project's root."""
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def with_table(document: str, heading: str, rows: Iterable[str]) -> str:
+    """A Markdown document with the rows of the table that has this heading, replaced."""
+    pattern = rf"(^{re.escape(heading)}\n\| --- .*\n)(?:\|.*\n)*"
+    changed, count = re.subn(
+        pattern, lambda found: found[1] + "".join(f"{row}\n" for row in rows), document, flags=re.M
+    )
+    assert count == 1, heading
+    return changed
 
 
 def main(description: str | None, generate: Callable[[], Generated]) -> None:

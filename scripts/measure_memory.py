@@ -10,11 +10,14 @@ import argparse
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
-from _command import positive
+from _command import add_results, positive
+from onnx import TensorProto
 from rich.console import Console
-from rich.table import Table
+from rich.progress import track
+from rich.table import Column, Table
 
 from onnx_dqp import FORMATS, dequantize
 from onnx_dqp.rules import OUTPUT_DTYPES
@@ -27,43 +30,47 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def measure(identifier: str, output_dtype: int, elements: int) -> int:
+def measure(identifier: str, output_dtype: int, threads: int, elements: int) -> int:
     """Bytes beside input and output that decoding ``elements`` elements needs at its peak, in this process."""
     format = FORMATS[identifier]
     dequantize(bytes(format.bytes), identifier, [format.elements], output_dtype)  # reads the codebook
     payload = np.frombuffer(bytes(range(1, 101)) * (elements // format.elements * format.bytes // 100 + 1), np.uint8)
     payload = payload[: elements // format.elements * format.bytes]
     before = peak()
-    decoded = dequantize(payload, identifier, [elements], output_dtype)
+    decoded = dequantize(payload, identifier, [elements], output_dtype, threads=threads)
     return max(0, peak() - before - decoded.nbytes)
 
 
 def main() -> None:
-    """Print a table: formats down, output types across, MiB in the cells."""
+    """Print a table: formats down, threads and output types across, MiB in the cells."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mebi-elements", type=positive, default=256, help="size of the tensor, in Mi elements")
-    parser.add_argument("--one", nargs=2, metavar=("FORMAT", "TYPE"), help=argparse.SUPPRESS)
+    parser.add_argument("--threads", type=positive, nargs="+", default=[1, 2, 32], help="numbers of threads (1 2 32)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="add the results to this file of benchmark.py's")
+    parser.add_argument("--one", nargs=3, metavar=("FORMAT", "TYPE", "THREADS"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        identifier, output_dtype = arguments.one
-        print(measure(identifier, int(output_dtype), arguments.mebi_elements * MIB))
+        identifier, output_dtype, threads = arguments.one
+        print(measure(identifier, int(output_dtype), int(threads), arguments.mebi_elements * MIB))
         return
-    table = Table(title=f"MiB beside input and output at the peak, {arguments.mebi_elements} Mi elements")
-    table.add_column("format")
-    for dtype in OUTPUT_DTYPES.values():
-        table.add_column(dtype.name, justify="right")
-    largest = 0
-    for format in FORMATS.values():
-        cells = []
-        for output_dtype in OUTPUT_DTYPES:
+    columns = [(threads, number) for threads in arguments.threads for number in OUTPUT_DTYPES]
+    titles = [f"{threads}: {TensorProto.DataType.Name(number)}" for threads, number in columns]
+    used: dict[str, list[float]] = {}
+    for format in track(FORMATS.values(), "measuring", console=Console(stderr=True), transient=True):
+        used[format.name] = []
+        for threads, number in columns:
             command = [sys.executable, __file__, "--mebi-elements", str(arguments.mebi_elements)]
-            command += ["--one", format.identifier, str(int(output_dtype))]
-            used = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-            largest = max(largest, used)
-            cells.append(f"{used / MIB:.1f}")
-        table.add_row(format.name, *cells)
-    Console().print(table)
-    print(f"largest: {largest / MIB:.1f} MiB")
+            command += ["--one", format.identifier, str(number), str(threads)]
+            octets = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            used[format.name].append(octets / MIB)
+    title = f"MiB beside input and output at the peak, {arguments.mebi_elements} Mi elements, by threads and type"
+    table = Table("format", *(Column(title, justify="right") for title in titles), title=title)
+    for name, row in used.items():
+        table.add_row(name, *(f"{each:.1f}" for each in row))
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    print(f"largest: {max(max(row) for row in used.values()):.1f} MiB")
+    if arguments.json is not None:
+        add_results(arguments.json, {"memory": {"columns": titles, "MiB": used}})
 
 
 if __name__ == "__main__":

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 
-from _generated import ROOT, Generated, main
+from _generated import ROOT, Generated, main, with_table
 
 from conformance.cases import CATEGORIES
 from conformance.folder import REPOSITORY
@@ -26,23 +25,15 @@ COVERS = {
 }
 
 
-def table(text: str, heading: str, rows: list[str]) -> str:
-    """The document with the rows of the table that has this heading replaced."""
-    pattern = rf"(^{re.escape(heading)}\n\| --- .*\n)(?:\|.*\n)*"
-    changed, count = re.subn(pattern, lambda found: found[1] + "\n".join(rows) + "\n", text, flags=re.MULTILINE)
-    assert count == 1, heading
-    return changed
-
-
 def generate() -> Generated:
     """The document, with the numbers of the committed data."""
     text = (ROOT / DOCUMENT).read_text(encoding="utf-8")
     cases = Counter(entry.category for entry in read(REPOSITORY))
     rows = [f"| `{category}` | {cases[category]} | {COVERS[category]} |" for category in CATEGORIES]
-    text = table(text, "| category | cases | what it covers |", [*rows, f"| all | {cases.total()} | |"])
+    text = with_table(text, "| category | cases | what it covers |", [*rows, f"| all | {cases.total()} | |"])
     kinds = Counter(mutant.kind for format in FORMATS.values() for mutant in mutants(format))
     rows = [f"| {kind} | {count} |" for kind, count in kinds.items()]
-    text = table(text, "| kind | mutants |", [*rows, f"| all, all caught | {kinds.total()} |"])
+    text = with_table(text, "| kind | mutants |", [*rows, f"| all, all caught | {kinds.total()} |"])
     return {DOCUMENT: text.encode()}
 
 

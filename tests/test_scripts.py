@@ -35,7 +35,7 @@ class CommandLines(TestCase):
     @parameterized.expand(
         [
             ("demo.py", "rich", "demo"),
-            ("benchmark.py", "libggml", "dev"),
+            ("benchmark.py", "rich", "dev"),
             ("measure_memory.py", "rich", "dev"),
             ("make_real_weights.py", "magika", "data"),
             ("extract_codebooks.py", "gguf", "data"),

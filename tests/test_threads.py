@@ -29,7 +29,7 @@ def count(asked, elements, processors=64, variable=None):
     environment = {} if variable is None else {threads.VARIABLE: variable}
     with (
         mock.patch.dict(os.environ, environment),
-        mock.patch.object(threads, "_processors", return_value=processors),
+        mock.patch.object(threads, "processors", return_value=processors),
     ):
         if variable is None:
             os.environ.pop(threads.VARIABLE, None)
@@ -41,7 +41,7 @@ class Count(TestCase):
         [
             ("as_asked", 3, 0, 64, None, 3),
             ("asked_before_variable", 3, 0, 64, "5", 3),
-            ("asked_beyond_processors", 3, 0, 1, None, 3),
+            ("asked_beyondprocessors", 3, 0, 1, None, 3),
             ("never_more_than_32", 10**9, 1 << 30, 64, None, 32),
             ("numpy_integer", np.int64(2), 0, 64, None, 2),
             ("variable", None, 0, 1, "7", 7),
@@ -50,7 +50,7 @@ class Count(TestCase):
             ("small_tensor", None, (1 << 21) - 1, 64, None, 1),
             ("two_pay", None, 1 << 21, 64, None, 2),
             ("large_tensor", None, 1 << 40, 64, None, 4),
-            ("few_processors", None, 1 << 40, 3, None, 3),
+            ("fewprocessors", None, 1 << 40, 3, None, 3),
             ("empty_tensor", None, 0, 64, None, 1),
         ]
     )

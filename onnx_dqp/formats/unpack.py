@@ -6,39 +6,57 @@ microseconds for 65,536 elements on one core; ``docs/performance.md`` tells of w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+Made = TypeVar("Made")
+
 
 class Scratch:
-    """The intermediate arrays of one tile, used again for the next.
+    """The intermediate arrays of one tile, and views of them, used again for the next.
 
     NumPy asks the system for fresh pages for each larger array, which costs several times the arithmetic done in it (14
-    against 2). A decoder asks for the same arrays in the same order for every tile, so the n-th request of a tile
-    gets the n-th array of the tile before. Not for more than one thread.
+    against 2), and making a view costs as much as a loop over a few hundred elements. A decoder asks for the same
+    things in the same order for every tile, so the n-th request of a tile gets what the n-th of the tile before got.
+    Not for more than one thread.
     """
 
     def __init__(self) -> None:
-        self._arrays: list[NDArray[Any]] = []
+        self._kept: list[tuple[Callable[..., Any], tuple[Any, ...], Any]] = []
         self._requests = 0
 
     def rewind(self) -> None:
         """Start a tile: whatever was handed out before may be overwritten."""
         self._requests = 0
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """A C-contiguous array that holds anything."""
+    def keep(self, make: Callable[..., Made], *key: Any) -> Made:
+        """``make(*key)``, or what it gave for the same key at the same place in the tile before."""
         position = self._requests
         self._requests += 1
-        if position == len(self._arrays):
-            self._arrays.append(np.empty(shape, dtype))
-        elif self._arrays[position].shape != shape or self._arrays[position].dtype != dtype:
-            self._arrays[position] = np.empty(shape, dtype)
-        return self._arrays[position]
+        if position < len(self._kept):
+            made_by, made_for, made = self._kept[position]
+            if made_by is make and made_for == key:
+                found: Made = made
+                return found
+            del self._kept[position:]
+        found = make(*key)
+        self._kept.append((make, key, found))
+        return found
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """A C-contiguous array that holds anything."""
+        made: NDArray[Any] = self.keep(np.empty, shape, dtype)
+        return made
+
+
+@cache
+def row(size: int) -> np.dtype[np.void]:
+    """Bytes that move as one item."""
+    return np.dtype((np.void, size))
 
 
 def gather(field: NDArray[Any], scratch: Scratch) -> NDArray[Any]:
@@ -46,17 +64,15 @@ def gather(field: NDArray[Any], scratch: Scratch) -> NDArray[Any]:
 
     A row moves as one item of k bytes: 2 for rows of 16 bytes, against 12 byte by byte.
     """
-    n, k = field.shape
-    item = row(k * field.itemsize)
-    rows = scratch.empty((n, 1), item)
-    np.copyto(rows, field.view(item))
-    return rows.view(field.dtype)
+    rows, gathered = scratch.keep(_rows, *field.shape, field.dtype)
+    np.copyto(rows, field.view(rows.dtype))
+    return gathered
 
 
-@cache
-def row(size: int) -> np.dtype[np.void]:
-    """Bytes that move as one item."""
-    return np.dtype((np.void, size))
+def _rows(n: int, k: int, dtype: np.dtype[Any]) -> tuple[NDArray[np.void], NDArray[Any]]:
+    """An array (n, 1) of rows of k items, and the same as an array (n, k)."""
+    rows = np.empty((n, 1), row(k * dtype.itemsize))
+    return rows, rows.view(dtype)
 
 
 def octets(integers: NDArray[Any], scratch: Scratch) -> NDArray[np.uint8]:
@@ -74,7 +90,7 @@ def planes(
     Parameters
     ----------
     packed
-        Shape (n, m).
+        Shape (n, m), m a multiple of 4.
     width
         Bits in a field: 1, 2 or 4.
     run
@@ -88,35 +104,47 @@ def planes(
     Codes (n, m * 8 / width).
     """
     n, m = packed.shape
-    count = 8 // width
-    # Words of four bytes shift faster than bytes, and what crosses from one byte to the next is masked off.
-    words = gather(packed, scratch).view(np.uint32)
-    shifted = scratch.empty(words.shape, np.uint32)
-    codes = _interleaved(n, m, count, run or m, scratch)
-    for i in range(count):
+    rows, words, shifted, plane, rooms, codes = scratch.keep(_room_for_planes, n, m, 8 // width, run or m)
+    np.copyto(rows, packed.view(rows.dtype))
+    for i, room in enumerate(rooms):
+        # Words of four bytes shift faster than bytes, and what crosses from one byte to the next is masked off.
         if at > width * i:
-            plane = np.left_shift(words, at - width * i, out=shifted)
-        elif at < width * i:
-            plane = np.right_shift(words, width * i - at, out=shifted)
+            np.left_shift(words, at - width * i, out=shifted)
         else:
-            plane = words
-        codes[:, i] = plane.view(codes.dtype).reshape(-1)
-    found = codes.view(np.uint8).reshape(n, -1)
-    found &= ((1 << width) - 1) << at
-    return found
+            np.right_shift(words, width * i - at, out=shifted)
+        np.copyto(room, plane)
+    codes &= ((1 << width) - 1) << at
+    return codes
 
 
-def _interleaved(n: int, m: int, count: int, run: int, scratch: Scratch) -> NDArray[np.void]:
-    """Room for ``count`` planes in n rows of m bytes, with each run of a plane as one item: (n * m / run, count)."""
-    return scratch.empty((n * m // run, count), row(run))
+def _room_for_planes(n: int, m: int, count: int, run: int) -> tuple[Any, Any, Any, Any, list[Any], NDArray[np.uint8]]:
+    """What ``planes`` works in: n rows of m bytes, also as words; a plane as words, also by runs; all planes' codes.
+
+    A run of a plane moves as one item: to ``count`` places (n * m / run), which together are the codes.
+    """
+    rows, words = _rows(n, m // 4, np.dtype(np.uint32))
+    shifted = np.empty_like(words)
+    items = np.empty((n * m // run, count), row(run))
+    return (
+        rows,
+        words,
+        shifted,
+        shifted.view(items.dtype).reshape(-1),
+        list(items.T),
+        items.view(np.uint8).reshape(n, -1),
+    )
 
 
 def take(rows: NDArray[Any], index: NDArray[Any], scratch: Scratch) -> NDArray[Any]:
     """``rows[index]``, for a table of one axis and an index that is in its range."""
-    where = scratch.empty(index.shape, np.intp)
+    where, found = scratch.keep(_room_to_take, index.shape, rows.dtype)
     np.copyto(where, index)
     # With mode "raise" NumPy would check into a buffer first: 20 against 6.
-    return rows.take(where, out=scratch.empty(index.shape, rows.dtype), mode="clip")
+    return rows.take(where, out=found, mode="clip")
+
+
+def _room_to_take(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[NDArray[np.intp], NDArray[Any]]:
+    return np.empty(shape, np.intp), np.empty(shape, dtype)
 
 
 def field_rows(width: int, values: Sequence[int]) -> NDArray[Any]:
@@ -162,14 +190,20 @@ class NibbleTable:
     def planes(self, packed: NDArray[np.uint8], scratch: Scratch, *, run: int | None = None) -> NDArray[np.int8]:
         """The values of the codes that ``planes(packed, 4, scratch, run=run)`` would give: (n, m) -> (n, 2m)."""
         n, m = packed.shape
-        pairs = scratch.empty((n, m // 2), np.intp)
+        pairs, half, plane, rooms, values = scratch.keep(_room_for_nibbles, n, m, run or m)
         np.copyto(pairs, gather(packed, scratch).view(np.uint16))
-        values = _interleaved(n, m, 2, run or m, scratch)
-        half = scratch.empty(pairs.shape, np.uint16)
-        for i, table in enumerate(self._pairs):
+        for table, room in zip(self._pairs, rooms, strict=True):
             table.take(pairs, out=half, mode="clip")
-            values[:, i] = half.view(values.dtype).reshape(-1)
-        return values.view(np.int8).reshape(n, -1)
+            np.copyto(room, plane)
+        return values
+
+
+def _room_for_nibbles(n: int, m: int, run: int) -> tuple[Any, Any, Any, list[Any], NDArray[np.int8]]:
+    """What ``NibbleTable.planes`` works in: an index; half of the values, also by runs; all values."""
+    half = np.empty((n, m // 2), np.uint16)
+    items = np.empty((n * m // run, 2), row(run))
+    plane = half.view(items.dtype).reshape(-1)
+    return np.empty((n, m // 2), np.intp), half, plane, list(items.T), items.view(np.int8).reshape(n, -1)
 
 
 def widen(scale: NDArray[Any]) -> NDArray[np.float32]:

@@ -1,0 +1,86 @@
+"""Write the tables and charts of docs/performance.md from what benchmark.py and measure_memory.py measured."""
+
+from __future__ import annotations
+
+from _command import require
+
+require("dev", "matplotlib", "rich")
+
+import json
+from collections.abc import Sequence
+
+import _charts
+from _generated import ROOT, Generated, main, with_table
+from benchmark import RATIOS, formatted, mean
+
+DOCUMENT, RESULTS = "docs/performance.md", "docs/performance.json"
+
+
+def row(*cells: str) -> str:
+    """A line of a Markdown table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def heading(*cells: str) -> str:
+    """A line of headings."""
+    return row(*cells)
+
+
+def generate() -> Generated:
+    """The document with its tables filled in, and two charts."""
+    results = json.loads((ROOT / RESULTS).read_text(encoding="utf-8"))
+    text = (ROOT / DOCUMENT).read_text(encoding="utf-8")
+    for name, kind, contenders in (
+        ("weights", "gaussian", ["one", "all", "gguf-py", "ggml", "PyTorch"]),
+        ("random bytes", "random", ["one", "all", "gguf-py", "ggml"]),
+    ):
+        formats = results["formats"][kind]
+        ratios = [key for key in RATIOS if set(key.split(" / ")) <= {*contenders, "one given", "ggml given"}]
+        rows = [
+            row(
+                format,
+                *(formatted(found["ms"].get(key), 1) for key in contenders),
+                *(formatted(found["ratios"][key]) for key in ratios),
+            )
+            for format, found in formats.items()
+        ]
+        means = [formatted(mean(found["ratios"][key] for found in formats.values())) for key in ratios]
+        rows.append(row("geometric mean", *("" for _ in contenders), *means))
+        titles = [f"{key} ms" for key in contenders]
+        text = with_table(text, heading(name, *titles, *ratios), rows)
+    types = results["types"]
+    columns = [(label, name) for label in ("one", "all") for name in ("FLOAT16", "BFLOAT16", "DOUBLE")]
+    rows = [row(format, *(formatted(found[label][name]) for label, name in columns)) for format, found in types.items()]
+    means = [formatted(mean(found[label][name] for found in types.values())) for label, name in columns]
+    rows.append(row("geometric mean", *means))
+    text = with_table(text, heading("over FLOAT", *(f"{label} {name}" for label, name in columns)), rows)
+    text = with_table(text, heading("ns an element", *growth_titles(results["growth"]["sizes"])), growth_rows(results))
+    small = results["small"]
+    rows = [row(name, formatted(found)) for name, found in small["ratios"].items()]
+    text = with_table(text, heading("one block", "over DequantizeLinear"), rows)
+    rows = [row(name, *(formatted(each, 1) for each in found)) for name, found in results["memory"]["MiB"].items()]
+    text = with_table(text, heading("MiB at the peak", *results["memory"]["columns"]), rows)
+    text = with_table(text, heading("machine", ""), [row(*each) for each in results["machine"].items()])
+    return {
+        DOCUMENT: text.encode(),
+        "docs/performance-speed.svg": _charts.speeds(results["formats"]["gaussian"], results["settings"]["threads"]),
+        "docs/performance-growth.svg": _charts.growth(results["growth"]),
+    }
+
+
+def growth_titles(sizes: Sequence[int]) -> list[str]:
+    """Sizes as powers of two."""
+    return [f"2^{size.bit_length() - 1}" for size in sizes]
+
+
+def growth_rows(results: dict[str, dict[str, dict[str, list[float]]]]) -> list[str]:
+    """Nanoseconds an element with one thread."""
+    return [
+        row(format, *(formatted(each) for each in found["one"]))
+        for format, found in results["growth"].items()
+        if format != "sizes"
+    ]
+
+
+if __name__ == "__main__":
+    main(__doc__, generate)
