@@ -13,8 +13,8 @@ help:
 	@echo "browser    test the HTML report in headless Chromium, which must be installed"
 	@echo "mutants    the suite's own score: every wrong decoder must be caught"
 	@echo "check      generated files and the package are what the scripts make"
-	@echo "benchmark  time every format beside gguf-py and ggml (a minute)"
-	@echo "memory     peak memory of every format and type, 256 Mi elements (minutes)"
+	@echo "benchmark  time every format beside ggml's C, gguf-py and, where it is installed, PyTorch (minutes)"
+	@echo "memory     peak memory of every format, type and number of threads, 256 Mi elements (minutes)"
 	@echo "clean      remove what these have made"
 
 demo: $(VENV)/demo
@@ -39,6 +39,7 @@ check: $(VENV)/dev
 	$(BIN)/python scripts/make_real_weights.py --check
 	$(BIN)/python scripts/generate_test_data.py --check
 	$(BIN)/python scripts/write_suite_tables.py --check
+	$(BIN)/python scripts/write_performance.py --check
 	$(BIN)/python scripts/check_package.py
 
 benchmark: $(VENV)/dev

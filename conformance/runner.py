@@ -132,11 +132,11 @@ def run(
         done += 1
         progress(done, total)
 
+    if isinstance(backend, PythonBackend):
+        _probe(backend, timeout)
     jobs = max(1, min(jobs, total))
-    with ProcessPool(max_workers=jobs, initializer=_quiet, context=multiprocessing.get_context("spawn")) as pool:
+    with _pool(jobs) as pool:
         try:
-            if isinstance(backend, PythonBackend):
-                _probe(pool, backend, timeout)
             # The basic cases first: where one gets no answer, the format and type are not implemented.
             for result in _all(pool, jobs + _WAITING, backend, root, gates, comparison, timeout):
                 finish(result)
@@ -167,14 +167,24 @@ def _import(backend: PythonBackend) -> str:
     return ""
 
 
-def _probe(pool: ProcessPool, backend: PythonBackend, timeout: float) -> None:
-    """Import the backend where it may crash and hang: in a worker."""
-    try:
-        problem = pool.schedule(_import, args=[backend], timeout=timeout).result()
-    except (TimeoutError, FutureTimeoutError):
-        problem = f"backend {backend.name!r} is not imported in {timeout:g} s"
-    except ProcessExpired as error:
-        problem = f"backend {backend.name!r} cannot be imported: {_end(error.exitcode)}"
+def _pool(jobs: int) -> ProcessPool:
+    return ProcessPool(max_workers=jobs, initializer=_quiet, context=multiprocessing.get_context("spawn"))
+
+
+def _probe(backend: PythonBackend, timeout: float) -> None:
+    """Import the backend where it may crash and hang: in a worker.
+
+    It is the only one of its pool: others might be about to start when the pool is stopped, and complain.
+    """
+    with _pool(1) as pool:
+        try:
+            problem = pool.schedule(_import, args=[backend], timeout=timeout).result()
+        except (TimeoutError, FutureTimeoutError):
+            problem = f"backend {backend.name!r} is not imported in {timeout:g} s"
+        except ProcessExpired as error:
+            problem = f"backend {backend.name!r} cannot be imported: {_end(error.exitcode)}"
+        finally:
+            pool.stop()  # type: ignore[no-untyped-call]
     if problem:
         raise BackendError(problem)
 

@@ -13,7 +13,7 @@ from onnx_dqp.op import DequantizePacked
 from onnx_dqp.rules import packed_size
 from onnx_dqp.schema import register_schema, schema
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "FORMATS",

@@ -6,7 +6,6 @@ Every function raises PackedTensorError with one line: what was found, what was 
 
 from __future__ import annotations
 
-import difflib
 import operator
 import re
 from collections.abc import Mapping, Sequence
@@ -73,6 +72,8 @@ def find_format(identifier: object) -> PackedFormat:
     identifier = str(identifier)  # of a subclass: it may not be hashable
     if identifier in FORMATS:
         return FORMATS[identifier]
+    import difflib  # noqa: PLC0415 - takes a while to import
+
     # A bound on the length: matching is quadratic, and identifiers come from models of any origin.
     lower = identifier[:64].lower()
     base = re.split("[:?]", lower.removeprefix("gguf:"))[0]

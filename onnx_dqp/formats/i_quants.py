@@ -16,7 +16,6 @@ from onnx_dqp.formats.registry import Blocks, packed_format
 from onnx_dqp.formats.unpack import (
     NibbleTable,
     Scratch,
-    field_rows,
     fields,
     gather,
     nibbles,
@@ -28,25 +27,25 @@ from onnx_dqp.formats.unpack import (
 
 _IQ4_VALUES = NibbleTable([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
 
-# For every byte its bits, its two-bit fields, and -1 where a bit is set, else 1.
-_BITS = field_rows(1, (0, 1))
-_PAIRS = field_rows(2, range(4))
-_SIGNS = field_rows(1, (1, -1))
+# Values of bit fields: of one and two bits as they are, and of a bit that makes a value negative.
+_BIT = (0, 1)
+_TWO_BITS = (0, 1, 2, 3)
+_SIGN = (1, -1)
 
 
-def _parity_signs() -> NDArray[np.uint64]:
-    """The rows of ``_SIGNS`` for seven stored bits: bit 7 is set where their number of ones is odd."""
-    seven = np.arange(128, dtype=np.uint8)
-    odd = np.bitwise_xor.reduce(seven >> np.arange(8, dtype=np.uint8)[:, np.newaxis]) & 1
-    rows: NDArray[np.uint64] = _SIGNS[seven | odd << 7]
-    return rows
+def _parity_signs() -> NDArray[np.int8]:
+    """Eight signs for seven stored bits, a row for each: the eighth bit is set where their number of ones is odd."""
+    seven = np.arange(128, dtype=np.uint8)[:, np.newaxis]
+    stored = seven >> np.arange(7, dtype=np.uint8) & 1
+    bits = np.append(stored, np.bitwise_xor.reduce(stored, axis=1, keepdims=True), axis=1)
+    return np.where(bits, np.int8(-1), np.int8(1))
 
 
 @cache
 def _parity_sign_pairs() -> NDArray[np.void]:
     """Sixteen signs for two times seven stored bits, as one item."""
     signs, index = _parity_signs(), np.arange(1 << 14)
-    return np.stack([signs[index & 127], signs[index >> 7]], axis=1).view("V16")[:, 0]
+    return np.concatenate([signs[index & 127], signs[index >> 7]], axis=1).view("V16")[:, 0]
 
 
 def _parity_signed(
@@ -64,7 +63,7 @@ def _parity_signed(
 def _signed(name: str, index: NDArray[Any], signs: NDArray[np.uint8], scratch: Scratch) -> NDArray[np.int8]:
     """Codebook rows by index, with a bit for each sign: -> (n, 256)."""
     values = take(_rows(name), index, scratch).view(np.int8)
-    values *= fields(signs, _SIGNS, scratch)
+    values *= fields(signs, _SIGN, scratch)
     return values
 
 
@@ -104,7 +103,7 @@ def _iq1_m_scales() -> NDArray[np.uint32]:
 @cache
 def _iq2_xs_rows() -> NDArray[np.uint64]:
     """Signed rows for all 16 bits of index and signs: half a MiB, for one look-up instead of two and a product."""
-    rows = codebook("iq2_xs") * _parity_signs().view(np.int8).reshape(128, 1, 8)
+    rows = codebook("iq2_xs") * _parity_signs()[:, np.newaxis]
     return rows.reshape(-1, 8).view(np.uint64)[:, 0]
 
 
@@ -220,7 +219,7 @@ def iq3_s(blocks: Blocks, out: NDArray[np.float32], scratch: Scratch) -> None:
 
     k is a nibble of ``scales`` for 32 elements; bit j of ``signs[l]`` set makes element 8l + j negative.
     """
-    index = _index(fields(blocks["qh"], _BITS, scratch), blocks["qs"], scratch)
+    index = _index(fields(blocks["qh"], _BIT, scratch), blocks["qs"], scratch)
     values = _signed("iq3_s", index, blocks["signs"], scratch)
     scaled(values, widen(blocks["d"]) * (2 * nibbles(blocks["scales"], scratch) + 1), out)
 
@@ -236,7 +235,7 @@ def iq2_s(blocks: Blocks, out: NDArray[np.float32], scratch: Scratch) -> None:
 
     Bit j of ``signs[l]`` set makes element 8l + j negative; k is a nibble of ``scales`` for 16 elements.
     """
-    index = _index(fields(blocks["qh"], _PAIRS, scratch), blocks["qs"], scratch)
+    index = _index(fields(blocks["qh"], _TWO_BITS, scratch), blocks["qs"], scratch)
     values = _signed("iq2_s", index, blocks["signs"], scratch)
     scaled(values, _half_step_scale(blocks["d"], nibbles(blocks["scales"], scratch), 0.25), out)
 
@@ -254,7 +253,7 @@ def iq4_xs(blocks: Blocks, out: NDArray[np.float32], scratch: Scratch) -> None:
     T = -127 -104 -83 -65 -49 -35 -22 -10 1 13 25 38 53 69 89 113.
     The scale has its low nibble in ``scales_l``, its high two bits at bit 2g of ``scales_h``.
     """
-    scales = fields(octets(blocks["scales_h"], scratch), _PAIRS, scratch)
+    scales = fields(octets(blocks["scales_h"], scratch), _TWO_BITS, scratch)
     scales *= 16
     scales += nibbles(blocks["scales_l"], scratch).view(np.int8)
     scales -= 32

@@ -6,16 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnx_dqp.formats.registry import Blocks, packed_format
-from onnx_dqp.formats.unpack import Scratch, field_rows, fields, gather, octets, planes, scaled, widen
+from onnx_dqp.formats.unpack import Scratch, fields, gather, octets, planes, scaled, widen
 
-# What the fifth bit adds to a code, for the eight bits of every byte.
-_FIFTH_BIT = field_rows(1, (0, 16))
-_FIFTH_BIT_CENTRED = field_rows(1, (-16, 0))
-
-
-def _fifth_bits(blocks: Blocks, rows: NDArray[np.uint64], scratch: Scratch) -> NDArray[np.int8]:
-    """The values for the bits of ``qh``: (n, 32)."""
-    return fields(octets(blocks["qh"], scratch), rows, scratch)
+# What the fifth bit adds to a code, clear or set: a code as it is stored, and one from -16 on.
+_FIFTH_BIT = (0, 16)
+_CENTRED_FIFTH_BIT = (-16, 0)
 
 
 @packed_format("gguf:q4_0", ggml_type=2, elements=32, layout=[("d", "<f2"), ("qs", "u1", 16)])
@@ -39,7 +34,7 @@ def q5_0(blocks: Blocks, out: NDArray[np.float32], scratch: Scratch) -> None:
 
     The nibble is the low one of ``qs[j]`` for element j < 16, the high one for element 16 + j.
     """
-    codes = _fifth_bits(blocks, _FIFTH_BIT_CENTRED, scratch)
+    codes = fields(octets(blocks["qh"], scratch), _CENTRED_FIFTH_BIT, scratch)
     codes += planes(blocks["qs"], 4, scratch).view(np.int8)
     scaled(codes, widen(blocks["d"]), out)
 
@@ -52,7 +47,7 @@ def q5_1(blocks: Blocks, out: NDArray[np.float32], scratch: Scratch) -> None:
 
     The nibble is the low one of ``qs[j]`` for element j < 16, the high one for element 16 + j.
     """
-    codes = _fifth_bits(blocks, _FIFTH_BIT, scratch)
+    codes = fields(octets(blocks["qh"], scratch), _FIFTH_BIT, scratch)
     codes += planes(blocks["qs"], 4, scratch).view(np.int8)
     scaled(codes, widen(blocks["d"]), out)
     out += widen(blocks["m"])

@@ -104,35 +104,33 @@ def planes(
     Codes (n, m * 8 / width).
     """
     n, m = packed.shape
-    rows, words, shifted, plane, rooms, codes = scratch.keep(_room_for_planes, n, m, 8 // width, run or m)
+    rows, words, whole, shifted, plane, rooms, codes = scratch.keep(_room_for_planes, n, m, 8 // width, run or m)
     np.copyto(rows, packed.view(rows.dtype))
     for i, room in enumerate(rooms):
         # Words of four bytes shift faster than bytes, and what crosses from one byte to the next is masked off.
+        if at == width * i:
+            np.copyto(room, whole)
+            continue
         if at > width * i:
             np.left_shift(words, at - width * i, out=shifted)
         else:
             np.right_shift(words, width * i - at, out=shifted)
         np.copyto(room, plane)
-    codes &= ((1 << width) - 1) << at
-    return codes
+    found: NDArray[np.uint8] = codes
+    found &= ((1 << width) - 1) << at
+    return found
 
 
-def _room_for_planes(n: int, m: int, count: int, run: int) -> tuple[Any, Any, Any, Any, list[Any], NDArray[np.uint8]]:
-    """What ``planes`` works in: n rows of m bytes, also as words; a plane as words, also by runs; all planes' codes.
+def _room_for_planes(n: int, m: int, count: int, run: int) -> tuple[Any, ...]:
+    """What ``planes`` works in: n rows of m bytes, also as words and by runs; a plane, as words and by runs; all.
 
     A run of a plane moves as one item: to ``count`` places (n * m / run), which together are the codes.
     """
     rows, words = _rows(n, m // 4, np.dtype(np.uint32))
     shifted = np.empty_like(words)
     items = np.empty((n * m // run, count), row(run))
-    return (
-        rows,
-        words,
-        shifted,
-        shifted.view(items.dtype).reshape(-1),
-        list(items.T),
-        items.view(np.uint8).reshape(n, -1),
-    )
+    whole, plane = (each.view(items.dtype).reshape(-1) for each in (words, shifted))
+    return rows, words, whole, shifted, plane, list(items.T), items.view(np.uint8).reshape(n, -1)
 
 
 def take(rows: NDArray[Any], index: NDArray[Any], scratch: Scratch) -> NDArray[Any]:
@@ -147,29 +145,29 @@ def _room_to_take(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[NDArray
     return np.empty(shape, np.intp), np.empty(shape, dtype)
 
 
-def field_rows(width: int, values: Sequence[int]) -> NDArray[Any]:
-    """For every byte the int8 values of its bit fields, the lowest first, as one item of 8 / width bytes: (256,).
-
-    ``fields`` looks bytes up in such a table.
-    """
+@cache
+def _field_rows(width: int, values: tuple[int, ...]) -> NDArray[Any]:
+    """For every byte the values of its bit fields, the lowest first, as one item of 8 / width bytes: (256,)."""
     codes = np.arange(256)[:, np.newaxis] >> np.arange(0, 8, width) & (1 << width) - 1
     rows: NDArray[Any] = np.array(values, np.int8)[codes].view(f"u{8 // width}")[:, 0]
     return rows
 
 
-def fields(packed: NDArray[np.uint8], rows: NDArray[Any], scratch: Scratch) -> NDArray[np.int8]:
-    """Values of bytes whose bit fields belong to consecutive items: (n, k) -> (n, k * 8 / width)."""
-    return take(rows, packed, scratch).view(np.int8)
+def fields(packed: NDArray[np.uint8], values: tuple[int, ...], scratch: Scratch) -> NDArray[np.int8]:
+    """Values of bytes whose bit fields belong to consecutive items, the lowest first: (n, k) -> (n, k * 8 / width).
+
+    ``values`` has a value for each code of 1, 2 or 4 bits, which tells the width. A byte costs one look-up.
+    """
+    width = len(values).bit_length() - 1
+    return take(_field_rows(width, values), packed, scratch).view(np.int8)
 
 
-@cache
-def _nibble_rows() -> NDArray[np.uint16]:
-    return field_rows(4, range(16))
+_NIBBLES = tuple(range(16))
 
 
 def nibbles(packed: NDArray[np.uint8], scratch: Scratch) -> NDArray[np.uint8]:
     """Unpack bytes that hold two consecutive items, the low nibble first: (n, k) -> (n, 2k)."""
-    return fields(packed, _nibble_rows(), scratch).view(np.uint8)
+    return fields(packed, _NIBBLES, scratch).view(np.uint8)
 
 
 class NibbleTable:
