@@ -5,13 +5,18 @@
 Importing the package registers nothing with ``onnx``; ``register_schema`` does.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from onnx_dqp.dequantize import dequantize
 from onnx_dqp.errors import PackedTensorError
-from onnx_dqp.evaluator import ReferenceEvaluator
 from onnx_dqp.formats import FORMATS, PackedFormat
-from onnx_dqp.op import DequantizePacked
 from onnx_dqp.rules import packed_size
 from onnx_dqp.schema import register_schema, schema
+
+if TYPE_CHECKING:
+    from onnx_dqp.evaluator import ReferenceEvaluator
+    from onnx_dqp.op import DequantizePacked
 
 __version__ = "0.2.0"
 
@@ -26,3 +31,14 @@ __all__ = [
     "register_schema",
     "schema",
 ]
+
+_WITH_EVALUATOR = {"DequantizePacked": "onnx_dqp.op", "ReferenceEvaluator": "onnx_dqp.evaluator"}
+
+
+def __getattr__(name: str) -> Any:
+    """What needs ``onnx.reference`` is imported on first use: that takes as long as all the rest."""
+    if name not in _WITH_EVALUATOR:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(_WITH_EVALUATOR[name]), name)
+    globals()[name] = found
+    return found

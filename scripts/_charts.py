@@ -73,6 +73,7 @@ def growth(found: Mapping[str, Any]) -> bytes:
     axes.set_yscale("log")
     ticks = [0.5, 1, 2, 5, 10, 20, 50]
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_xticks(found["sizes"])
     axes.minorticks_off()
     axes.set_xlabel("elements in the tensor (log scale)")
     axes.set_ylabel("ns an element (log scale)")

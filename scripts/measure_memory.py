@@ -44,6 +44,7 @@ def measure(identifier: str, output_dtype: int, threads: int, elements: int) -> 
 def main() -> None:
     """Print a table: formats down, threads and output types across, MiB in the cells."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--formats", nargs="+", choices=list(FORMATS), default=list(FORMATS), metavar="FORMAT")
     parser.add_argument("--mebi-elements", type=positive, default=256, help="size of the tensor, in Mi elements")
     parser.add_argument("--threads", type=positive, nargs="+", default=[1, 2, 32], help="numbers of threads (1 2 32)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="add the results to this file of benchmark.py's")
@@ -56,7 +57,8 @@ def main() -> None:
     columns = [(threads, number) for threads in arguments.threads for number in OUTPUT_DTYPES]
     titles = [f"{threads}: {TensorProto.DataType.Name(number)}" for threads, number in columns]
     used: dict[str, list[float]] = {}
-    for format in track(FORMATS.values(), "measuring", console=Console(stderr=True), transient=True):
+    formats = [FORMATS[identifier] for identifier in arguments.formats]
+    for format in track(formats, "measuring", console=Console(stderr=True), transient=True):
         used[format.name] = []
         for threads, number in columns:
             command = [sys.executable, __file__, "--mebi-elements", str(arguments.mebi_elements)]

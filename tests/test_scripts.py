@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -37,6 +38,7 @@ class CommandLines(TestCase):
             ("demo.py", "rich", "demo"),
             ("benchmark.py", "rich", "dev"),
             ("measure_memory.py", "rich", "dev"),
+            ("write_performance.py", "matplotlib", "dev"),
             ("make_real_weights.py", "magika", "data"),
             ("extract_codebooks.py", "gguf", "data"),
             ("check_package.py", "build", "dev"),
@@ -55,6 +57,47 @@ class CommandLines(TestCase):
         status, output, errors = run("extract_codebooks.py", *arguments)
         self.assertEqual((status, output), (2, ""))
         self.assertNotIn("Traceback", errors)
+
+
+class Measurements(TestCase):
+    """That the scripts measure and write what the document needs; figures are no test's business."""
+
+    def test_benchmark(self):
+        with TemporaryDirectory() as directory:
+            path = Path(directory, "results.json")
+            path.write_text('{"memory": 1}')
+            arguments = [
+                "--formats",
+                "gguf:q4_0",
+                "gguf:q8_1",
+                "--elements",
+                "4096",
+                "--sizes",
+                "4096",
+                "--repeat",
+                "1",
+            ]
+            status, output, errors = run("benchmark.py", *arguments, "--json", str(path), missing=["torch", "gguf"])
+            results = json.loads(path.read_text())
+        self.assertEqual(status, 0)
+        for contender in ("PyTorch", "gguf-py"):
+            self.assertIn(f"{contender} is not measured", errors)
+        self.assertIn("geometric mean", output)
+        self.assertEqual(set(results), {"memory", "machine", "settings", "formats", "types", "growth", "small"})
+        measured = results["formats"]["gaussian"]["Q4_0"]
+        self.assertGreater(measured["ms"]["one"], 0)
+        self.assertIsNone(measured["ratios"]["gguf-py / one"])
+        self.assertGreater(measured["ratios"]["one / ggml"], 0)
+
+    def test_memory(self):
+        with TemporaryDirectory() as directory:
+            path = Path(directory, "results.json")
+            arguments = ["--formats", "gguf:q4_0", "--mebi-elements", "1", "--threads", "1", "--json", str(path)]
+            status, output, _ = run("measure_memory.py", *arguments)
+            results = json.loads(path.read_text())
+        self.assertEqual(status, 0)
+        self.assertRegex(output, r"largest: \d")
+        self.assertEqual(len(results["memory"]["MiB"]["Q4_0"]), 4)
 
 
 class Generated(TestCase):
