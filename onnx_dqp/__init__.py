@@ -42,3 +42,7 @@ def __getattr__(name: str) -> Any:
     found = getattr(import_module(_WITH_EVALUATOR[name]), name)
     globals()[name] = found
     return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_WITH_EVALUATOR})

@@ -27,10 +27,10 @@ from onnx_dqp.rules import (
 from onnx_dqp.threads import share, thread_count
 
 TILE_ELEMENTS = 1 << 17
-"""Elements decoded at a time by one thread: 256 KiB of FLOAT, which stays in a processor's cache with its scratch."""
+"""Elements decoded at a time by one thread: 512 KiB of FLOAT, which stays in a processor's cache with its scratch."""
 
 SHARED_TILE_ELEMENTS = 1 << 20
-"""The same where threads share the work: in smaller tiles they wait for the interpreter more than they gain."""
+"""The same, at most, where threads share the work: in small tiles they wait for the interpreter more than they gain."""
 
 ELEMENTS_IN_WORK = 1 << 21
 """Elements in the tiles of all threads together, at about ten bytes of scratch each: smaller tiles for more threads."""
@@ -66,8 +66,8 @@ def dequantize(
         raises anything but PackedTensorError, an interrupt for example, what it holds is undefined.
     threads
         How many threads share the work, the calling one included; at most 32 are used. 1 starts none. None means the
-        number in the environment variable ``ONNX_DQP_THREADS`` or, where that is not set, as many as pay for
-        the tensor's size, at most 4 and at most the processors that the process may use. The result does not depend
+        number in the environment variable ``ONNX_DQP_THREADS`` or, where that is not set or empty, as many as pay
+        for the tensor's size, at most 4 and at most the processors that the process may use. The result does not depend
         on it.
 
     Returns

@@ -17,10 +17,11 @@ VARIABLE = "ONNX_DQP_THREADS"
 """The environment variable that says how many threads to use where a call does not."""
 
 MOST_THREADS = 32
-"""More are never used: together with the size of a tile it bounds the memory that threads take."""
+"""More are never used: the memory that all tiles may take would leave each a smaller one than a thread has alone."""
 
 _MOST_BY_DEFAULT = 4
-"""NumPy gives up the interpreter's lock in its loops only, so that threads wait for one another in between."""
+"""NumPy gives up the interpreter's lock in its loops only, and tiles get smaller with more threads: they wait for one
+another more and more. Two were measured; four is a guess on the safe side."""
 
 _PAYS = 1 << 20
 """Elements a thread, below which a second thread costs as much as it gains."""
@@ -48,7 +49,7 @@ def thread_count(threads: int | None, elements: int) -> int:
             return min(paying, processors()) if paying > 1 else 1
         if not (text.isascii() and text.isdigit() and text.strip("0")):
             raise PackedTensorError(f"{VARIABLE} is {shown(text)}, expected a positive integer")
-        threads = int(text[:20])
+        threads = int(text.lstrip("0")[:20])
     try:
         number = integer(threads)
     except TypeError:
@@ -81,39 +82,57 @@ def share(items: Iterable[Item], threads: int, work: Callable[[Iterator[Item]], 
     Raises
     ------
     Exception
-        The first that the work raised, or an interrupt of the calling thread; all threads have ended by then, after
-        the items that they were at.
+        The first that the work raised in any thread, or an interrupt of the calling one; all threads have ended by
+        then, after the items that they were at.
     """
     rest = iter(items)
     lock = threading.Lock()
+    stop = threading.Event()
     errors: list[BaseException] = []
 
     def taken() -> Iterator[Item]:
-        while not errors:
+        while not stop.is_set():
             with lock:
-                item = next(rest, None)
-            if item is None:
-                return
+                try:
+                    item = next(rest)
+                except StopIteration:
+                    return
             yield item
 
-    def help_out() -> None:
+    def failed(error: BaseException) -> None:
+        errors.append(error)
+        stop.set()
+
+    def help_out(done: threading.Event) -> None:
         try:
             work(taken())
         except BaseException as error:
-            errors.append(error)
+            failed(error)
+        finally:
+            done.set()
 
-    helpers = [threading.Thread(target=help_out, name="onnx_dqp", daemon=True) for _ in range(threads - 1)]
+    started: list[tuple[threading.Thread, threading.Event]] = []
     try:
-        with suppress(RuntimeError):  # no more threads for this process, or the interpreter is going down
-            for helper in helpers:
-                helper.start()
-        work(taken())
-    except BaseException as error:
-        errors.append(error)
-        raise
+        try:
+            with suppress(RuntimeError):  # no more threads for this process, or the interpreter is going down
+                for _ in range(threads - 1):
+                    done = threading.Event()
+                    helper = threading.Thread(target=help_out, args=(done,), name="onnx_dqp", daemon=True)
+                    helper.start()
+                    started.append((helper, done))
+            work(taken())
+        except BaseException as error:
+            failed(error)
+        for helper, done in started:
+            # Not join alone: interrupted, it takes a thread for ended that is not (Python up to 3.12).
+            while not done.is_set():
+                try:
+                    done.wait()
+                except KeyboardInterrupt as error:  # ends the work, and still waits for that
+                    failed(error)
+            helper.join()
+        if errors:
+            raise errors[0]
     finally:
-        for helper in helpers:
-            if helper.ident is not None:
-                helper.join()
-    if errors:
-        raise errors[0]
+        stop.set()
+        errors.clear()  # or it would hold itself through its traceback, and all that these frames hold

@@ -53,6 +53,8 @@ RATIOS = {
 }
 """Quotients of times, by the names of the contenders: onnx_dqp's are ``one`` and ``all``, for its threads."""
 
+TYPE_COLUMNS = [(label, name) for label in ("one", "all") for name in ("FLOAT16", "BFLOAT16", "DOUBLE")]
+
 
 def seconds(call: Callable[[], object]) -> float:
     """The time of one call; its result is freed after the clock stops."""
@@ -268,14 +270,13 @@ def print_formats(console: Console, title: str, found: Mapping[str, Any]) -> Non
 def print_types(console: Console, found: Mapping[str, Any]) -> None:
     """The time of every type over FLOAT's."""
     table = Table(title="Time over that of FLOAT")
-    columns = [(label, name) for label in ("one", "all") for name in ("FLOAT16", "BFLOAT16", "DOUBLE")]
     table.add_column("format")
-    for label, name in columns:
+    for label, name in TYPE_COLUMNS:
         table.add_column(f"{label} {name}", justify="right")
     for format, result in found.items():
-        table.add_row(format, *(formatted(result[label][name]) for label, name in columns))
+        table.add_row(format, *(formatted(result[label][name]) for label, name in TYPE_COLUMNS))
     table.add_section()
-    means = (mean(result[label][name] for result in found.values()) for label, name in columns)
+    means = (mean(result[label][name] for result in found.values()) for label, name in TYPE_COLUMNS)
     table.add_row("geometric mean", *map(formatted, means))
     console.print(table)
 

@@ -7,7 +7,6 @@ from _command import require
 require("dev", "rich")
 
 import argparse
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -25,9 +24,11 @@ from onnx_dqp.rules import OUTPUT_DTYPES
 MIB = 1 << 20
 
 
-def peak() -> int:
-    """The peak of this process's resident memory so far, in bytes (Linux counts in KiB)."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def resident(field: str) -> int:
+    """Bytes of this process in memory, now (``VmRSS``) or at the peak (``VmHWM``); Linux tells."""
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    line = next(line for line in status.splitlines() if line.startswith(f"{field}:"))
+    return int(line.split()[1]) * 1024
 
 
 def measure(identifier: str, output_dtype: int, threads: int, elements: int) -> int:
@@ -36,9 +37,11 @@ def measure(identifier: str, output_dtype: int, threads: int, elements: int) -> 
     dequantize(bytes(format.bytes), identifier, [format.elements], output_dtype)  # reads the codebook
     payload = np.frombuffer(bytes(range(1, 101)) * (elements // format.elements * format.bytes // 100 + 1), np.uint8)
     payload = payload[: elements // format.elements * format.bytes]
-    before = peak()
+    payload.sum()  # all of it is in memory before
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is from now on
+    before = resident("VmRSS")
     decoded = dequantize(payload, identifier, [elements], output_dtype, threads=threads)
-    return max(0, peak() - before - decoded.nbytes)
+    return max(0, resident("VmHWM") - before - decoded.nbytes)
 
 
 def main() -> None:
@@ -50,6 +53,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="add the results to this file of benchmark.py's")
     parser.add_argument("--one", nargs=3, metavar=("FORMAT", "TYPE", "THREADS"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if not Path("/proc/self/clear_refs").exists():
+        parser.error("Linux's /proc is needed")
     if arguments.one:
         identifier, output_dtype, threads = arguments.one
         print(measure(identifier, int(output_dtype), int(threads), arguments.mebi_elements * MIB))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import _charts
 from _generated import ROOT, Generated, main, with_table
-from benchmark import RATIOS, formatted, mean
+from benchmark import RATIOS, TYPE_COLUMNS, formatted, mean
 
 DOCUMENT, RESULTS = "docs/performance.md", "docs/performance.json"
 
@@ -19,11 +19,6 @@ DOCUMENT, RESULTS = "docs/performance.md", "docs/performance.json"
 def row(*cells: str) -> str:
     """A line of a Markdown table."""
     return f"| {' | '.join(cells)} |"
-
-
-def heading(*cells: str) -> str:
-    """A line of headings."""
-    return row(*cells)
 
 
 def generate() -> Generated:
@@ -47,20 +42,21 @@ def generate() -> Generated:
         means = [formatted(mean(found["ratios"][key] for found in formats.values())) for key in ratios]
         rows.append(row("geometric mean", *("" for _ in contenders), *means))
         titles = [f"{key} ms" for key in contenders]
-        text = with_table(text, heading(name, *titles, *ratios), rows)
+        text = with_table(text, row(name, *titles, *ratios), rows)
     types = results["types"]
-    columns = [(label, name) for label in ("one", "all") for name in ("FLOAT16", "BFLOAT16", "DOUBLE")]
-    rows = [row(format, *(formatted(found[label][name]) for label, name in columns)) for format, found in types.items()]
-    means = [formatted(mean(found[label][name] for found in types.values())) for label, name in columns]
+    rows = [
+        row(format, *(formatted(found[label][name]) for label, name in TYPE_COLUMNS)) for format, found in types.items()
+    ]
+    means = [formatted(mean(found[label][name] for found in types.values())) for label, name in TYPE_COLUMNS]
     rows.append(row("geometric mean", *means))
-    text = with_table(text, heading("over FLOAT", *(f"{label} {name}" for label, name in columns)), rows)
-    text = with_table(text, heading("ns an element", *growth_titles(results["growth"]["sizes"])), growth_rows(results))
+    text = with_table(text, row("over FLOAT", *(f"{label} {name}" for label, name in TYPE_COLUMNS)), rows)
+    text = with_table(text, row("ns an element", *growth_titles(results["growth"]["sizes"])), growth_rows(results))
     small = results["small"]
     rows = [row(name, formatted(found)) for name, found in small["ratios"].items()]
-    text = with_table(text, heading("one block", "over DequantizeLinear"), rows)
+    text = with_table(text, row("one block", "over DequantizeLinear"), rows)
     rows = [row(name, *(formatted(each, 1) for each in found)) for name, found in results["memory"]["MiB"].items()]
-    text = with_table(text, heading("MiB at the peak", *results["memory"]["columns"]), rows)
-    text = with_table(text, heading("machine", ""), [row(*each) for each in results["machine"].items()])
+    text = with_table(text, row("MiB at the peak", *results["memory"]["columns"]), rows)
+    text = with_table(text, row("machine", ""), [row(*each) for each in results["machine"].items()])
     return {
         DOCUMENT: text.encode(),
         "docs/performance-speed.svg": _charts.speeds(results["formats"]["gaussian"], results["settings"]["threads"]),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from unittest import TestCase, mock, skipUnless
@@ -41,16 +43,17 @@ class Count(TestCase):
         [
             ("as_asked", 3, 0, 64, None, 3),
             ("asked_before_variable", 3, 0, 64, "5", 3),
-            ("asked_beyondprocessors", 3, 0, 1, None, 3),
+            ("asked_beyond_processors", 3, 0, 1, None, 3),
             ("never_more_than_32", 10**9, 1 << 30, 64, None, 32),
             ("numpy_integer", np.int64(2), 0, 64, None, 2),
             ("variable", None, 0, 1, "7", 7),
             ("large_variable", None, 0, 1, "9" * 5000, 32),
+            ("leading_zeros", None, 0, 1, "0" * 30 + "4", 4),
             ("empty_variable", None, 0, 64, "", 1),
             ("small_tensor", None, (1 << 21) - 1, 64, None, 1),
             ("two_pay", None, 1 << 21, 64, None, 2),
             ("large_tensor", None, 1 << 40, 64, None, 4),
-            ("fewprocessors", None, 1 << 40, 3, None, 3),
+            ("few_processors", None, 1 << 40, 3, None, 3),
             ("empty_tensor", None, 0, 64, None, 1),
         ]
     )
@@ -132,13 +135,14 @@ class Results(TestCase):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
 
     def test_at_exit(self):
-        """When no thread can be started any more, the calling one does it all."""
+        """Whether or not threads can still be started then: from Python 3.12 on they cannot."""
         program = (
             "import atexit; from onnx_dqp import dequantize\n"
-            "atexit.register(lambda: print(dequantize(bytes(18 << 12), 'gguf:q4_0', [32 << 12], threads=2).sum()))"
+            "block = b'\\x00\\x3c' + b'\\x99' * 16  # scale 1, codes 9 - 8\n"
+            "atexit.register(lambda: print(dequantize(block * 4096, 'gguf:q4_0', [32 << 12], threads=2).sum()))"
         )
         done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60)
-        self.assertEqual((done.stdout, done.stderr), ("0.0\n", ""))
+        self.assertEqual((done.stdout, done.stderr), ("131072.0\n", ""))
 
 
 class Share(TestCase):
@@ -198,18 +202,50 @@ class Share(TestCase):
             threads.share(range(100), 4, seen.extend)
         self.assertEqual(sorted(seen), list(range(100)))
 
-    def test_an_interrupt_leaves_no_thread(self):
+    def test_any_item_is_an_item(self):
+        seen = []
+        threads.share([1, None, 0, 3], 1, seen.extend)
+        self.assertEqual(seen, [1, None, 0, 3])
+
+    def test_the_first_error_is_raised_and_nothing_is_kept(self):
+        helper_failed = threading.Event()
+        kept = []
+
+        def work(items):
+            big = np.zeros(10)
+            kept.append(weakref.ref(big))
+            next(items)
+            if threading.current_thread() is not threading.main_thread():
+                helper_failed.set()
+                raise LookupError
+            helper_failed.wait(10)
+            time.sleep(0.1)
+            raise ArithmeticError
+
+        gc.disable()
+        try:
+            with self.assertRaises(LookupError):
+                threads.share(range(10), 2, work)
+            self.assertEqual([reference() for reference in kept], [None, None])
+        finally:
+            gc.enable()
+
+    @parameterized.expand([("in_its_own_work", 10**9, "while True: time.sleep(0.01)"), ("in_waiting", 2, "return")])
+    def test_an_interrupt_leaves_no_thread(self, _, items, caller):
         program = (
             "import threading, time\nfrom onnx_dqp.threads import share\n"
             "def work(items):\n"
             "    for item in items:\n"
-            "        if item == 8: print('working', flush=True)\n"
-            "        time.sleep(0.01)\n"
-            "try:\n    share(range(10**9), 3, work)\n"
+            "        if threading.current_thread() is threading.main_thread():\n"
+            f"            {caller}\n"
+            "        print('working', flush=True)\n"
+            "        time.sleep(2)\n"
+            f"try:\n    share(range({items}), 2, work)\n"
             "except KeyboardInterrupt:\n    print(threading.active_count(), flush=True)"
         )
         process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
         self.assertEqual(process.stdout.readline(), "working\n")
+        time.sleep(0.2)
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=30)
         self.assertEqual((process.returncode, output), (0, "1\n"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,9 +25,14 @@ def _scales_and_mins(packed: NDArray[np.uint8], scratch: Scratch) -> tuple[NDArr
     return scales.view(np.uint8), mins.view(np.uint8)
 
 
-def _scale_and_shift(blocks: Blocks, codes: NDArray[np.uint8], out: NDArray[np.float32], scratch: Scratch) -> None:
-    """Q4_K's and Q5_K's rule, ``(d * scale) * c - dmin * min``; ``codes`` (n, 256)."""
-    scales, mins = _scales_and_mins(blocks["scales"], scratch)
+def _scale_and_shift(
+    blocks: Blocks,
+    codes: NDArray[np.uint8],
+    scales: NDArray[Any],
+    mins: NDArray[Any],
+    out: NDArray[np.float32],
+) -> None:
+    """``(d * scale) * c - dmin * min``; ``codes`` (n, 256), ``scales`` and ``mins`` (n, sub-blocks)."""
     y = scaled(codes, widen(blocks["d"]) * scales, out)
     y -= (widen(blocks["dmin"]) * mins)[..., np.newaxis]
 
@@ -43,8 +50,7 @@ def q2_k(blocks: Blocks, out: NDArray[np.float32], scratch: Scratch) -> None:
     """
     codes = planes(blocks["qs"], 2, scratch, run=32)
     scales = blocks["scales"]
-    y = scaled(codes, widen(blocks["d"]) * (scales & 15), out)
-    y -= (widen(blocks["dmin"]) * (scales >> 4))[..., np.newaxis]
+    _scale_and_shift(blocks, codes, scales & 15, scales >> 4, out)
 
 
 @packed_format(
@@ -80,7 +86,8 @@ def q4_k(blocks: Blocks, out: NDArray[np.float32], scratch: Scratch) -> None:
 
     c is a nibble of ``qs[32 (s / 2) + l]``, the low one if s is even.
     """
-    _scale_and_shift(blocks, planes(blocks["qs"], 4, scratch, run=32), out, scratch)
+    codes = planes(blocks["qs"], 4, scratch, run=32)
+    _scale_and_shift(blocks, codes, *_scales_and_mins(blocks["scales"], scratch), out)
 
 
 @packed_format(
@@ -96,7 +103,7 @@ def q5_k(blocks: Blocks, out: NDArray[np.float32], scratch: Scratch) -> None:
     """
     codes = planes(blocks["qh"], 1, scratch, at=4)
     codes |= planes(blocks["qs"], 4, scratch, run=32)
-    _scale_and_shift(blocks, codes, out, scratch)
+    _scale_and_shift(blocks, codes, *_scales_and_mins(blocks["scales"], scratch), out)
 
 
 @packed_format(
