@@ -284,7 +284,8 @@ def print_types(console: Console, found: Mapping[str, Any]) -> None:
 def print_growth(console: Console, found: Mapping[str, Any]) -> None:
     """Nanoseconds an element, a row for each format."""
     for label, threads in (("one", "one thread"), ("default", "as many threads as pay")):
-        table = Table(title=f"Nanoseconds an element by the tensor's size; given outputs, {threads}")
+        console.print(f"Nanoseconds an element by the tensor's size; given outputs, {threads}")
+        table = Table()
         table.add_column("format")
         for size in found["sizes"]:
             table.add_column(f"{size:,}", justify="right")

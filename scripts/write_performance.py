@@ -8,6 +8,7 @@ require("dev", "matplotlib", "rich")
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import _charts
 from _generated import ROOT, Generated, main, with_table
@@ -44,6 +45,7 @@ def generate() -> Generated:
         titles = [f"{key} ms" for key in contenders]
         text = with_table(text, row(name, *titles, *ratios), rows)
     types = results["types"]
+    text = with_table(text, row("in short", "one thread", "all cores"), summary(results))
     rows = [
         row(format, *(formatted(found[label][name]) for label, name in TYPE_COLUMNS)) for format, found in types.items()
     ]
@@ -53,6 +55,8 @@ def generate() -> Generated:
     text = with_table(text, row("ns an element", *growth_titles(results["growth"]["sizes"])), growth_rows(results))
     small = results["small"]
     rows = [row(name, formatted(found)) for name, found in small["ratios"].items()]
+    rows[0] = row("DequantizeLinear", f"1, which is {formatted(small['DequantizeLinear us'], 1)} µs")
+    rows.append(row("`import onnx_dqp`", f"{formatted(small['import ms'], 0)} ms"))
     text = with_table(text, row("one block", "over DequantizeLinear"), rows)
     rows = [row(name, *(formatted(each, 1) for each in found)) for name, found in results["memory"]["MiB"].items()]
     text = with_table(text, row("MiB at the peak", *results["memory"]["columns"]), rows)
@@ -62,6 +66,25 @@ def generate() -> Generated:
         "docs/performance-speed.svg": _charts.speeds(results["formats"]["gaussian"], results["settings"]["threads"]),
         "docs/performance-growth.svg": _charts.growth(results["growth"]),
     }
+
+
+def summary(results: dict[str, Any]) -> list[str]:
+    """Geometric means over the formats."""
+    formats = results["formats"]["gaussian"].values()
+    lines = {
+        "times as fast as gguf-py": ("gguf-py / one", "gguf-py / all"),
+        "time over that of ggml's C, which has one thread": ("one / ggml", "all / ggml"),
+        "times as fast as PyTorch, which has all cores": (None, "PyTorch / all"),
+        "times as fast as one thread": (None, "one / all"),
+    }
+    rows = []
+    for title, keys in lines.items():
+        means = [mean(found["ratios"][key] for found in formats) if key else None for key in keys]
+        rows.append(row(title, *map(formatted, means)))
+    for name in ("FLOAT16", "BFLOAT16", "DOUBLE"):
+        means = [mean(found[label][name] for found in results["types"].values()) for label in ("one", "all")]
+        rows.append(row(f"{name}: time over FLOAT's", *map(formatted, means)))
+    return rows
 
 
 def growth_titles(sizes: Sequence[int]) -> list[str]:
