@@ -168,7 +168,15 @@ def _import(backend: PythonBackend) -> str:
 
 
 def _pool(jobs: int) -> ProcessPool:
-    return ProcessPool(max_workers=jobs, initializer=_quiet, context=multiprocessing.get_context("spawn"))
+    """Worker processes, started with interrupts blocked: one that hits them before ``_quiet`` would make them talk."""
+    pool = ProcessPool(max_workers=jobs, initializer=_quiet, context=multiprocessing.get_context("spawn"))
+    if hasattr(signal, "pthread_sigmask"):
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            _ = pool.active  # starts it, with the threads that start further workers
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return pool
 
 
 def _probe(backend: PythonBackend, timeout: float) -> None:

@@ -68,7 +68,7 @@ def dequantize(
         How many threads share the work, the calling one included; at most 32 are used. 1 starts none. None means the
         number in the environment variable ``ONNX_DQP_THREADS`` or, where that is not set or empty, as many as pay
         for the tensor's size, at most 4 and at most the processors that the process may use. The result does not depend
-        on it.
+        on it, but perhaps for which NaN a NaN is.
 
     Returns
     -------
@@ -88,12 +88,12 @@ def dequantize(
     check_array_fits(found, dims, dtype)
     count = thread_count(threads, math.prod(dims))
     if out is None:
-        out = np.empty(dims, dtype)
+        filled = out = np.empty(dims, dtype)
     else:
-        check_out(found, dims, dtype, out)
-        if np.shares_memory(payload, out.reshape(-1)):
+        filled = check_out(found, dims, dtype, out)
+        if np.shares_memory(payload, filled.reshape(-1)):
             raise PackedTensorError("out overlaps x, expected memory of its own")
-    _decode(payload, found, np.asarray(out).reshape(-1, found.elements), count)
+    _decode(payload, found, filled.reshape(-1, found.elements), count)
     return out
 
 

@@ -172,10 +172,11 @@ def check_output_dtype(output_dtype: object) -> np.dtype[Any]:
         ) from None
 
 
-def check_out(format: PackedFormat, dims: tuple[int, ...], dtype: np.dtype[Any], out: object) -> None:
-    """Refuse an array that cannot be filled in place."""
+def check_out(format: PackedFormat, dims: tuple[int, ...], dtype: np.dtype[Any], out: object) -> np.ndarray[Any, Any]:
+    """An array to fill, as NumPy's own class; one that cannot be filled in place is refused."""
     if not isinstance(out, np.ndarray):
         raise PackedTensorError(f"out is of type {type_name(out)}, expected a NumPy array")
+    out = np.asarray(out)
     if out.dtype != dtype:
         order = "" if out.dtype.isnative else " in foreign byte order"
         raise PackedTensorError(f"out has element type {out.dtype.name[:20]}{order}, expected {dtype.name}")
@@ -185,6 +186,7 @@ def check_out(format: PackedFormat, dims: tuple[int, ...], dtype: np.dtype[Any],
         raise PackedTensorError(f"out has strides {show(out.strides)}, expected a C-contiguous array")
     if not out.flags.writeable:
         raise PackedTensorError("out is read-only, expected a writable array")
+    return out
 
 
 def check_array_fits(format: PackedFormat, dims: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -222,7 +224,10 @@ def integer(value: object) -> int:
     """Any integer but a bool, NumPy's included, as a Python int; anything else is a TypeError."""
     if isinstance(value, (bool, np.bool_)):
         raise TypeError
-    return operator.index(value)  # type: ignore[arg-type]
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except Exception:  # whatever an __index__ of any object raises
+        raise TypeError from None
 
 
 def _count(number: int, noun: str) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
+from _thread import start_new_thread
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from typing import TypeVar
 
 from onnx_dqp.errors import PackedTensorError
@@ -111,26 +112,29 @@ def share(items: Iterable[Item], threads: int, work: Callable[[Iterator[Item]], 
         finally:
             done.set()
 
-    started: list[tuple[threading.Thread, threading.Event]] = []
+    helpers: list[threading.Event] = []
     try:
         try:
-            with suppress(RuntimeError):  # no more threads for this process, or the interpreter is going down
-                for _ in range(threads - 1):
-                    done = threading.Event()
-                    helper = threading.Thread(target=help_out, args=(done,), name="onnx_dqp", daemon=True)
-                    helper.start()
-                    started.append((helper, done))
+            # At the interpreter's end a new thread would never run. Nor is threading.Thread used: an interrupt while
+            # its start() or join() waits leaves it unknown whether it runs.
+            while len(helpers) < threads - 1 and not sys.is_finalizing():
+                done = threading.Event()
+                start_new_thread(help_out, (done,))
+                helpers.append(done)
+        except RuntimeError:
+            pass  # no more threads for this process
+        except BaseException as error:
+            failed(error)
+        try:
             work(taken())
         except BaseException as error:
             failed(error)
-        for helper, done in started:
-            # Not join alone: interrupted, it takes a thread for ended that is not (Python up to 3.12).
+        for done in helpers:
             while not done.is_set():
                 try:
                     done.wait()
                 except KeyboardInterrupt as error:  # ends the work, and still waits for that
                     failed(error)
-            helper.join()
         if errors:
             raise errors[0]
     finally:

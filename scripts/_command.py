@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Mapping
@@ -20,11 +21,30 @@ def require(extra: str, *modules: str) -> None:
 
 
 def positive(text: str) -> int:
-    """An argument that counts something, for argparse."""
+    """An argument that counts something, up to 2^32, for argparse."""
     number = int(text)
-    if number < 1:
+    if not 1 <= number <= 1 << 32:
         raise ValueError(text)
     return number
+
+
+def results_file(text: str) -> Path:
+    """An argument that names a JSON file of results, or one to be made, for argparse."""
+    path = Path(text)
+    try:
+        if path.exists() and not path.is_file():
+            raise ValueError("is no file")
+        if not path.parent.is_dir():
+            raise ValueError(f"{path.parent} is no folder")
+        if path.exists() and not isinstance(json.loads(path.read_text(encoding="utf-8")), dict):
+            raise ValueError("is no JSON object")
+    except json.JSONDecodeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON") from None
+    except UnicodeDecodeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not UTF-8") from None
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+    return path
 
 
 def add_results(path: Path, results: Mapping[str, Any]) -> None:

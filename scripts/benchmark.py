@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from _command import add_results, positive
+from _command import add_results, positive, results_file
 from _contenders import PACKAGES, decoder, installed
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
@@ -52,6 +52,8 @@ RATIOS = {
     "one / all": "all cores: times as fast as one thread",
 }
 """Quotients of times, by the names of the contenders: onnx_dqp's are ``one`` and ``all``, for its threads."""
+
+PARTS = ["formats", "types", "growth", "small"]
 
 TYPE_COLUMNS = [(label, name) for label in ("one", "all") for name in ("FLOAT16", "BFLOAT16", "DOUBLE")]
 
@@ -315,8 +317,9 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=positive, default=sizes, help="elements, for growth (2^12 to 2^28)")
     parser.add_argument("--threads", type=positive, default=processors(), help='what "all" is (the processors)')
     parser.add_argument("--repeat", type=positive, default=7)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=", ".join(PARTS))
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="add the results to this file, for write_performance.py"
+        "--json", type=results_file, metavar="FILE", help="add the results to this file, for write_performance.py"
     )
     arguments = parser.parse_args()
     formats = [FORMATS[identifier] for identifier in arguments.formats]
@@ -328,29 +331,38 @@ def main() -> None:
     if not installed("ggml"):
         print("without ggml's quantizers, weights are random codes with one scale", file=sys.stderr)
     rest = (arguments.threads, arguments.repeat)
+    results: dict[str, Any] = {"machine": machine()}
+    results["settings"] = {"elements": arguments.elements, "threads": arguments.threads, "repeat": arguments.repeat}
     with (
         np.errstate(all="ignore"),
         Progress(console=Console(stderr=True), transient=True, auto_refresh=False) as progress,
     ):
-        task = progress.add_task("measuring", total=len(formats) * (len(PAYLOADS) + 2))
+        lengths = {"formats": len(PAYLOADS), "types": 1, "growth": 1, "small": 0}
+        task = progress.add_task(
+            "measuring", total=len(formats) * sum(lengths[part] for part in arguments.parts) or None
+        )
 
         def step() -> None:
             progress.update(task, advance=1, refresh=True)  # not by a thread, which would disturb the measurement
 
-        tables = {kind: measure_formats(formats, kind, arguments.elements, *rest, step) for kind in PAYLOADS}
-        types = measure_types(formats, arguments.elements, *rest, step)
-        growth = measure_growth(formats, arguments.sizes, arguments.repeat, step)
-        small = measure_small(formats, arguments.repeat)
+        if "formats" in arguments.parts:
+            results["formats"] = {
+                kind: measure_formats(formats, kind, arguments.elements, *rest, step) for kind in PAYLOADS
+            }
+        if "types" in arguments.parts:
+            results["types"] = measure_types(formats, arguments.elements, *rest, step)
+        if "growth" in arguments.parts:
+            results["growth"] = measure_growth(formats, arguments.sizes, arguments.repeat, step)
+        if "small" in arguments.parts:
+            results["small"] = measure_small(formats, arguments.repeat)
     console = Console(width=None if sys.stdout.isatty() else 160)
-    for kind, found in tables.items():
+    for kind, found in results.get("formats", {}).items():
         print_formats(console, f"{arguments.elements:,} elements to FLOAT; {PAYLOADS[kind]}", found)
-    print_types(console, types)
-    print_growth(console, growth)
-    print_small(console, small)
+    for part, show in (("types", print_types), ("growth", print_growth), ("small", print_small)):
+        if part in results:
+            show(console, results[part])
     if arguments.json is not None:
-        settings = {"elements": arguments.elements, "threads": arguments.threads, "repeat": arguments.repeat}
-        results = {"machine": machine(), "settings": settings, "formats": tables}
-        add_results(arguments.json, {**results, "types": types, "growth": growth, "small": small})
+        add_results(arguments.json, results)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from _command import add_results, positive
+from _command import add_results, positive, results_file
 from onnx import TensorProto
 from rich.console import Console
 from rich.progress import track
@@ -50,7 +50,9 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", choices=list(FORMATS), default=list(FORMATS), metavar="FORMAT")
     parser.add_argument("--mebi-elements", type=positive, default=256, help="size of the tensor, in Mi elements")
     parser.add_argument("--threads", type=positive, nargs="+", default=[1, 2, 32], help="numbers of threads (1 2 32)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="add the results to this file of benchmark.py's")
+    parser.add_argument(
+        "--json", type=results_file, metavar="FILE", help="add the results to this file of benchmark.py's"
+    )
     parser.add_argument("--one", nargs=3, metavar=("FORMAT", "TYPE", "THREADS"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if not Path("/proc/self/clear_refs").exists():
@@ -68,7 +70,11 @@ def main() -> None:
         for threads, number in columns:
             command = [sys.executable, __file__, "--mebi-elements", str(arguments.mebi_elements)]
             command += ["--one", format.identifier, str(number), str(threads)]
-            octets = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            done = subprocess.run(command, check=False, capture_output=True, text=True)
+            if done.returncode:
+                why = (done.stderr.strip() or f"it ended with status {done.returncode}").splitlines()[-1]
+                sys.exit(f"measure_memory.py: {format.identifier} was not measured: {why}")
+            octets = int(done.stdout)
             used[format.name].append(octets / MIB)
     title = f"MiB beside input and output at the peak, {arguments.mebi_elements} Mi elements, by threads and type"
     table = Table("format", *(Column(title, justify="right") for title in titles), title=title)

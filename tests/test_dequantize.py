@@ -158,6 +158,15 @@ class Out(TestCase):
             with self.assertRaisesRegex(PackedTensorError, "^out overlaps x, expected memory of its own$"):
                 dequantize(x, "gguf:q4_0", [64], out=out)
 
+    def test_overlap_of_a_class_of_its_own(self):
+        class Hidden(np.ndarray):
+            def reshape(self, *_):
+                return np.zeros(64, np.float32)
+
+        memory = np.zeros(256, np.uint8)
+        with self.assertRaisesRegex(PackedTensorError, "^out overlaps x"):
+            dequantize(memory[:36], "gguf:q4_0", [64], out=memory.view(np.float32).view(Hidden))
+
     @parameterized.expand([("payload", {"x": b""}), ("threads", {"threads": 0}), ("format", {"format": "q4_0"})])
     def test_nothing_is_written_where_anything_is_refused(self, _, wrong):
         out = np.ones(64, np.float32)

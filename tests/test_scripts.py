@@ -52,6 +52,16 @@ class CommandLines(TestCase):
         self.assertEqual((status, output), (2, ""))
         self.assertRegex(errors, rf"^{script} needs [^\n]*{module}[^\n]*: pip install 'onnx_dqp\[{extra}\]'\n$")
 
+    @parameterized.expand(
+        [("folder", "/tmp"), ("nowhere", "/no/such/file"), ("text", __file__), ("device", "/dev/full")]
+    )
+    def test_with_a_bad_file_of_results(self, _, path):
+        for script in ("benchmark.py", "measure_memory.py"):
+            status, output, errors = run(script, "--json", path)
+            self.assertEqual((status, output), (2, ""))
+            self.assertRegex(errors.splitlines()[-1], f"^{script}: error: argument --json: '{path}'")
+            self.assertNotIn("Traceback", errors)
+
     @parameterized.expand([("unknown", ["--nonsense"]), ("more", ["surplus"])])
     def test_with_bad_arguments(self, _, arguments):
         status, output, errors = run("extract_codebooks.py", *arguments)
