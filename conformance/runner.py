@@ -5,12 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import islice
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import numpy as np
@@ -168,15 +171,39 @@ def _import(backend: PythonBackend) -> str:
 
 
 def _pool(jobs: int) -> ProcessPool:
-    """Worker processes, started with interrupts blocked: one that hits them before ``_quiet`` would make them talk."""
+    """Worker processes, started; an interrupt meanwhile comes after."""
     pool = ProcessPool(max_workers=jobs, initializer=_quiet, context=multiprocessing.get_context("spawn"))
-    if hasattr(signal, "pthread_sigmask"):
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            _ = pool.active  # starts it, with the threads that start further workers
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    try:
+        with _interrupts_deferred():
+            _ = pool.active  # starts it
+    except BaseException:
+        pool.stop()  # type: ignore[no-untyped-call]
+        pool.join()
+        raise
     return pool
+
+
+@contextmanager
+def _interrupts_deferred() -> Iterator[None]:
+    """Processes started here are not hit by interrupts, not even before they can say so, nor is their start.
+
+    They would say at length where they were interrupted, or that nobody told them what to do.
+    """
+    if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    resource_tracker.ensure_running()  # or the first process starts it, which lets interrupts through again
+    seen: list[int] = []
+    # The mask is for what is started, which inherits it; another thread may still get the signal for this one.
+    handler = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler or signal.SIG_DFL)
+    if seen:
+        raise KeyboardInterrupt
 
 
 def _probe(backend: PythonBackend, timeout: float) -> None:

@@ -108,7 +108,8 @@ class Run(Folder):
         _, output, _ = conformance("list", "--profile", profile, "--select", "SpecialScale")
         self.assertEqual(output == "0 cases\n", not some)
 
-    def test_interrupt_leaves_no_process_and_no_traceback(self):
+    @parameterized.expand([("while_workers_start", 0), ("while_cases_run", 6)])
+    def test_interrupt_leaves_no_process_and_no_traceback(self, _, seconds):
         environment = {**os.environ, "PYTHONPATH": str(TESTS)}
         arguments = ["run", "--backend", "hostile_backends:Hangs", "--html", self.folder / "r.html"]
         process = subprocess.Popen(
@@ -119,8 +120,11 @@ class Run(Folder):
             text=True,
             start_new_session=True,
         )
-        time.sleep(6)
-        process.send_signal(signal.SIGINT)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while children.exists() and len(children.read_text().split()) < 2:  # multiprocessing's tracker, and a worker
+            time.sleep(0.01)
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGINT)  # to all of them, as a terminal does
         _, errors = process.communicate(timeout=20)
         self.assertEqual((process.returncode, errors.strip()), (130, "interrupted"))
         with self.assertRaises(ProcessLookupError):
