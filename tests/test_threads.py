@@ -164,7 +164,7 @@ class Share(TestCase):
 
     def tearDown(self):
         for _ in range(100):  # a thread whose work is done is gone in a moment
-            if _thread._count() == self.before:
+            if _thread._count() <= self.before:
                 return
             time.sleep(0.01)
         self.fail("a thread is left")
@@ -258,7 +258,8 @@ class Share(TestCase):
             "        print('working', flush=True)\n"
             "        time.sleep(2)\n"
             f"try:\n    share(range({items}), 2, work)\n"
-            "except KeyboardInterrupt:\n    time.sleep(0.1); print(_thread._count(), flush=True)"
+            "except KeyboardInterrupt:\n    for _ in range(100):\n        if _thread._count(): time.sleep(0.05)\n"
+            "    print(_thread._count(), flush=True)"
         )
         process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
         self.assertEqual(process.stdout.readline(), "working\n")
