@@ -18,7 +18,7 @@ VARIABLE = "ONNX_DQP_THREADS"
 """The environment variable that says how many threads to use where a call does not."""
 
 MOST_THREADS = 32
-"""More are never used: the memory that all tiles may take would leave each a smaller one than a thread has alone."""
+"""More are never used: all tiles together are bounded, and those of 32 threads are half of what a lone thread takes."""
 
 _MOST_BY_DEFAULT = 4
 """NumPy gives up the interpreter's lock in its loops only, and tiles get smaller with more threads: they wait for one
