@@ -51,7 +51,10 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run the suite on an implementation")
     which = run.add_mutually_exclusive_group()
     which.add_argument(
-        "--backend", metavar="MODULE", help="an ONNX backend: module or module:Class (default: reference)"
+        "--backend",
+        metavar="MODULE",
+        help="an ONNX backend: module or module:Class, or one of the suite's own: reference (default), onnxruntime, "
+        "onnxruntime-expanded, reference-expanded (ONNX's plain evaluator)",
     )
     which.add_argument(
         "--command",
@@ -59,6 +62,9 @@ def _parser() -> argparse.ArgumentParser:
         help="a program: 'CMD {model} {inputs} {output}'; exit status 0 answered, 3 refused, 4 not supported",
     )
     which.add_argument("--results", type=Path, metavar="DIR", help="outputs already written as DIR/<case>/output_0.pb")
+    run.add_argument(
+        "--opset", type=_positive, metavar="N", help="of the models that onnx_dqp.expand makes for -expanded (28)"
+    )
     selecting(run)
     run.add_argument("--compare", default="bits", metavar="HOW", help="bits (default), value or ulp:N")
     run.add_argument("--xfail", type=Path, metavar="FILE", help="patterns of cases that fail, a line each; # comments")
@@ -215,6 +221,7 @@ def _run(parsed: argparse.Namespace) -> int:
     from conformance.report import Report  # noqa: PLC0415
     from conformance.runner import Selection, run  # noqa: PLC0415
     from conformance.testdata import read, verify  # noqa: PLC0415
+    from onnx_dqp.models.expand import checked_opset  # noqa: PLC0415
 
     try:
         comparison = Comparison.parse(parsed.compare)
@@ -226,8 +233,12 @@ def _run(parsed: argparse.Namespace) -> int:
                 raise UsageError(f"{parsed.results} is no folder, expected one with <case>/output_0.pb")
             backend, title = ResultsBackend(parsed.results), f"results in {parsed.results}"
         else:
-            title = parsed.backend or "reference"
-            backend = PythonBackend(title)
+            name = title = parsed.backend or "reference"
+            if parsed.opset is not None:
+                if not name.endswith("-expanded"):
+                    raise UsageError("--opset is for a backend whose name ends in -expanded")
+                title = f"{name}, opset {checked_opset(parsed.opset)}"
+            backend = PythonBackend(name, parsed.opset)
     except ValueError as error:
         raise UsageError(str(error)) from None
     for path in (parsed.json, parsed.junit, parsed.html):

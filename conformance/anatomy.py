@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from conformance.payloads import fields, scale_bits, scales
-from conformance.table_decoder import RULES, Bits, Payload
+from conformance.table_decoder import Payload
 from onnx_dqp.formats import PackedFormat
+from onnx_dqp.formats.anatomy import RULES, Bits
 
 
 def deciding_bytes(format: PackedFormat, element: int) -> list[int]:

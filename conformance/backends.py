@@ -81,6 +81,19 @@ class Reference:
     _evaluator: ReferenceEvaluator
 
 
+def _built_in(name: str, opset: int | None) -> Any:
+    """A backend of the suite's own, or None."""
+    if name == "reference":
+        return Reference
+    if name not in ("onnxruntime", "onnxruntime-expanded", "reference-expanded"):
+        return None
+    from conformance import runtimes  # noqa: PLC0415 - of the extra test
+
+    if name == "reference-expanded":
+        return runtimes.Expanded(runtimes.PlainReference, opset)
+    return runtimes.OnnxRuntime if name == "onnxruntime" else runtimes.Expanded(runtimes.OnnxRuntime, opset)
+
+
 def says_unsupported(error: BaseException) -> bool:
     """Whether an exception of a backend means that it does not support the model, and not that it refuses it."""
     names = {cls.__name__ for cls in type(error).__mro__}
@@ -89,9 +102,15 @@ def says_unsupported(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class PythonBackend:
-    """An ONNX backend (``onnx.backend.base``) by name: a module, or ``module:Class`` or ``module.Class``."""
+    """An ONNX backend (``onnx.backend.base``) by name: a module, or ``module:Class`` or ``module.Class``.
+
+    Names of the suite's own: ``reference``, which is ``onnx_dqp.ReferenceEvaluator``; ``onnxruntime``;
+    ``onnxruntime-expanded`` and ``reference-expanded``, ONNX Runtime and ONNX's plain ReferenceEvaluator on models that
+    ``onnx_dqp.expand`` made, of the opset ``opset`` (None for its default).
+    """
 
     name: str
+    opset: int | None = None
 
     def load(self) -> Any:
         """Import it.
@@ -101,8 +120,12 @@ class PythonBackend:
         BackendError
             There is no such module or class, or it has no ``prepare``.
         """
-        if self.name == "reference":
-            return Reference
+        try:
+            built_in = _built_in(self.name, self.opset)
+        except ModuleNotFoundError as error:
+            raise BackendError(f"backend {self.name!r} needs the package {error.name}") from None
+        if built_in is not None:
+            return built_in
         module, _, attribute = self.name.partition(":")
         try:
             try:

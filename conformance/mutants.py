@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from conformance.cases.case import TYPE_NAMES
-from conformance.table_decoder import RULES, Bits, Rule, Stored, at, joined
+from conformance.table_decoder import Stored
 from onnx_dqp.formats import PackedFormat
+from onnx_dqp.formats.anatomy import RULES, Bits, Rule, at, joined
 from onnx_dqp.rules import OUTPUT_DTYPES
 
 Array = NDArray[Any]

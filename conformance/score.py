@@ -18,9 +18,10 @@ from rich.table import Table
 from conformance.cases.case import TYPE_NAMES
 from conformance.compare import same
 from conformance.mutants import Array, Mutant, mutants
-from conformance.table_decoder import RULES, Payload, decode
+from conformance.table_decoder import Payload, decode
 from conformance.testdata import read, read_tensor
 from onnx_dqp.formats import FORMATS, PackedFormat
+from onnx_dqp.formats.anatomy import RULES
 
 
 @dataclass(frozen=True, eq=False)

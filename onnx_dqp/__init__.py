@@ -16,6 +16,8 @@ from onnx_dqp.schema import register_schema, schema
 
 if TYPE_CHECKING:
     from onnx_dqp.evaluator import ReferenceEvaluator
+    from onnx_dqp.models.check import Problem, check
+    from onnx_dqp.models.expand import expand
     from onnx_dqp.op import DequantizePacked
 
 __version__ = "0.2.0"
@@ -25,24 +27,33 @@ __all__ = [
     "DequantizePacked",
     "PackedFormat",
     "PackedTensorError",
+    "Problem",
     "ReferenceEvaluator",
+    "check",
     "dequantize",
+    "expand",
     "packed_size",
     "register_schema",
     "schema",
 ]
 
-_WITH_EVALUATOR = {"DequantizePacked": "onnx_dqp.op", "ReferenceEvaluator": "onnx_dqp.evaluator"}
+_LATER = {
+    "DequantizePacked": "onnx_dqp.op",
+    "Problem": "onnx_dqp.models.check",
+    "ReferenceEvaluator": "onnx_dqp.evaluator",
+    "check": "onnx_dqp.models.check",
+    "expand": "onnx_dqp.models.expand",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """What needs ``onnx.reference`` is imported on first use: that takes as long as all the rest."""
-    if name not in _WITH_EVALUATOR:
+    """What works on models is imported on first use: that takes longer than all the rest."""
+    if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(_WITH_EVALUATOR[name]), name)
+    found = getattr(import_module(_LATER[name]), name)
     globals()[name] = found
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_WITH_EVALUATOR})
+    return sorted({*globals(), *_LATER})

@@ -105,18 +105,18 @@ def _as_bytes(x: object) -> NDArray[np.uint8]:
         try:
             item = x.format
         except ValueError:
-            raise PackedTensorError("x is a released memoryview, expected one of bytes") from None
+            raise PackedTensorError("x is a released memoryview", "one of bytes", "R9") from None
         if item.lstrip("@=<>!") != "B":
-            raise PackedTensorError(f"x is a memoryview of format {item[:20]!r}, expected 'B' (unsigned bytes)")
+            raise PackedTensorError(f"x is a memoryview of format {item[:20]!r}", "'B' (unsigned bytes)", "R9")
         x = np.asarray(x)
     if not isinstance(x, np.ndarray):
         raise PackedTensorError(
-            f"x is of type {type_name(x)}, expected a uint8 array of rank 1, bytes, bytearray or memoryview"
+            f"x is of type {type_name(x)}", "a uint8 array of rank 1, bytes, bytearray or memoryview", "R9"
         )
     if x.dtype != np.uint8:
-        raise PackedTensorError(f"x has element type {x.dtype.name[:20]}, expected uint8")
+        raise PackedTensorError(f"x has element type {x.dtype.name[:20]}", "uint8", "R9")
     if x.ndim != 1:
-        raise PackedTensorError(f"x has rank {x.ndim} (shape {show(x.shape)}), expected rank 1")
+        raise PackedTensorError(f"x has rank {x.ndim} (shape {show(x.shape)})", "rank 1", "R9")
     return np.asarray(x)
 
 

@@ -55,16 +55,16 @@ class ReferenceEvaluator(onnx.reference.ReferenceEvaluator):
         elif isinstance(proto, (str, os.PathLike)):
             proto = onnx.load(proto)
         if isinstance(proto, ModelProto) and proto.functions:
-            proto = _inlined(proto)
+            proto = inlined(proto)
         elif isinstance(proto, ModelContainer) and proto.model_proto.functions:
             container, proto = proto, ModelContainer()
-            proto.model_proto = _inlined(container.model_proto)
+            proto.model_proto = inlined(container.model_proto)
             proto.large_initializers = container.large_initializers
         operators: list[type[OpRun]] = [*(new_ops or ()), DequantizePacked]
         super().__init__(proto, opsets, functions, verbose=verbose, new_ops=operators, **options)
 
 
-def _inlined(model: ModelProto) -> ModelProto:
+def inlined(model: ModelProto) -> ModelProto:
     """A copy of the model without functions, but for those of another opset, which the inliner leaves as they are."""
     copy = ModelProto()
     copy.CopyFrom(model)

@@ -29,9 +29,9 @@ class DequantizePacked(OpRun):
         try:
             for what, names in (("input", onnx_node.input), ("output", onnx_node.output)):
                 if len(names) != 1:
-                    raise PackedTensorError(f"the node has {len(names)} {what}s, expected 1")
+                    raise PackedTensorError(f"the node has {len(names)} {what}s", "1", "R9")
                 if not names[0]:
-                    raise PackedTensorError(f"the node's {what} is left out, expected 1")
+                    raise PackedTensorError(f"the node's {what} is left out", "1", "R9")
             attributes = read_attributes(onnx_node.attribute)
             if attributes.format and attributes.dims and attributes.output_dtype:
                 check_array_fits(attributes.format, attributes.dims, OUTPUT_DTYPES[attributes.output_dtype])
@@ -54,4 +54,4 @@ class DequantizePacked(OpRun):
 def _located(node: NodeProto, error: PackedTensorError) -> PackedTensorError:
     """The same error with the node's name, or its output where it has none, in front."""
     name = node.name or next(iter(node.output), "")
-    return PackedTensorError(f"{node.op_type} node {name[:60]!r}: {error}")
+    return error.within(f"{node.op_type} node {name[:60]!r}")

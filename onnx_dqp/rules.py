@@ -68,7 +68,7 @@ def _shown_integer(value: int) -> str:
 def find_format(identifier: object) -> PackedFormat:
     """R1: the format of an identifier, which is case-sensitive and takes no parameters."""
     if not isinstance(identifier, str):
-        raise PackedTensorError(f"format is of type {type_name(identifier)}, expected a string")
+        raise PackedTensorError(f"format is of type {type_name(identifier)}", "a string", "R9")
     identifier = str(identifier)  # of a subclass: it may not be hashable
     if identifier in FORMATS:
         return FORMATS[identifier]
@@ -78,27 +78,29 @@ def find_format(identifier: object) -> PackedFormat:
     lower = identifier[:64].lower()
     base = re.split("[:?]", lower.removeprefix("gguf:"))[0]
     near = [f"gguf:{base}"] if f"gguf:{base}" in FORMATS else difflib.get_close_matches(lower, FORMATS, n=3, cutoff=0.7)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(FORMATS)}"
-    raise PackedTensorError(f"unknown format {shown(identifier)}: {hint}")
+    found = f"unknown format {shown(identifier)}"
+    if near:
+        raise PackedTensorError(found, f"{' or '.join(near)}?", "R1", link=": did you mean ")
+    raise PackedTensorError(found, f"one of {', '.join(FORMATS)}", "R1", link=": expected ")
 
 
 def check_dimensions(shape: object) -> tuple[int, ...]:
     """R2: a shape of any format as Python integers, its rank at least 1, no dimension negative or over 63 bits."""
     if isinstance(shape, (str, bytes, bytearray, memoryview)) or not isinstance(shape, (Sequence, np.ndarray)):
-        raise PackedTensorError(f"shape is of type {type_name(shape)}, expected a list of integers")
+        raise PackedTensorError(f"shape is of type {type_name(shape)}", "a list of integers", "R9")
     if isinstance(shape, np.ndarray) and shape.ndim != 1:
-        raise PackedTensorError(f"shape is an array of rank {shape.ndim}, expected a list of integers")
+        raise PackedTensorError(f"shape is an array of rank {shape.ndim}", "a list of integers", "R9")
     if not len(shape):
-        raise PackedTensorError("shape is [], expected a rank of at least 1")
+        raise PackedTensorError("shape is []", "a rank of at least 1", "R2")
     if len(shape) > _MOST_DIMENSIONS:
-        raise PackedTensorError(f"shape has rank {len(shape)}, expected at most {_MOST_DIMENSIONS}")
+        raise PackedTensorError(f"shape has rank {len(shape)}", f"at most {_MOST_DIMENSIONS}")
     dims = tuple(_dimension(dim) for dim in shape)
     for dim in dims:
         if dim < 0:
-            text = f"shape {show(dims)} has dimension {_shown_integer(dim)}, expected no negative dimension"
-            raise PackedTensorError(text)
+            found = f"shape {show(dims)} has dimension {_shown_integer(dim)}"
+            raise PackedTensorError(found, "no negative dimension", "R2")
         if dim > MAX_INT64:
-            raise PackedTensorError(f"shape {show(dims)} has a dimension over 2^63 - 1")
+            raise PackedTensorError(f"shape {show(dims)} has a dimension over 2^63 - 1", rule="R2")
     return dims
 
 
@@ -107,11 +109,12 @@ def check_shape(format: PackedFormat, shape: object) -> tuple[int, ...]:
     try:
         dims = check_dimensions(shape)
     except PackedTensorError as error:
-        raise PackedTensorError(f"{format.identifier}: {error}") from None
+        raise error.within(format.identifier) from None
     if dims[-1] % format.elements:
         raise PackedTensorError(
-            f"{format.identifier}: the last dimension of shape {show(dims)} is {dims[-1]}, "
-            f"expected a multiple of {format.elements}, the elements of a block"
+            f"{format.identifier}: the last dimension of shape {show(dims)} is {dims[-1]}",
+            f"a multiple of {format.elements}, the elements of a block",
+            "R3",
         )
     return dims
 
@@ -122,7 +125,8 @@ def payload_size(format: PackedFormat, dims: tuple[int, ...]) -> int:
     size = rows * (dims[-1] // format.elements) * format.bytes
     if max(size, rows * dims[-1]) > MAX_INT64:
         raise PackedTensorError(
-            f"{format.identifier}: shape {show(dims)} has more elements or bytes than fit in 63 bits"
+            f"{format.identifier}: shape {show(dims)} has more elements or bytes than fit in 63 bits",
+            rule="R4",
         )
     return size
 
@@ -156,8 +160,10 @@ def check_payload_size(format: PackedFormat, dims: tuple[int, ...], size: int) -
     if size != needed:
         rows, blocks = _product(dims[:-1]), dims[-1] // format.elements
         raise PackedTensorError(
-            f"{format.identifier}: x has {_count(size, 'byte')}, but shape {show(dims)} needs {needed} "
-            f"({_count(rows, 'row')} x {_count(blocks, 'block')} x {format.bytes} bytes)"
+            f"{format.identifier}: x has {_count(size, 'byte')}",
+            f"{needed} ({_count(rows, 'row')} x {_count(blocks, 'block')} x {format.bytes} bytes)",
+            "R4",
+            link=f", but shape {show(dims)} needs ",
         )
 
 
@@ -168,7 +174,7 @@ def check_output_dtype(output_dtype: object) -> np.dtype[Any]:
     except (TypeError, KeyError):
         allowed = ", ".join(f"{TensorProto.DataType.Name(number)} ({number})" for number in OUTPUT_DTYPES)
         raise PackedTensorError(
-            f"output_dtype is {shown(output_dtype)}, expected the number of one of {allowed}"
+            f"output_dtype is {shown(output_dtype)}", f"the number of one of {allowed}", "R9"
         ) from None
 
 
@@ -217,7 +223,7 @@ def _dimension(value: object) -> int:
     try:
         return integer(value)
     except TypeError:
-        raise PackedTensorError(f"shape has an item that is {shown(value)}, expected a list of integers") from None
+        raise PackedTensorError(f"shape has an item that is {shown(value)}", "a list of integers", "R9") from None
 
 
 def integer(value: object) -> int:

@@ -124,30 +124,30 @@ def _infer(context: Any) -> None:
         attributes = read_attributes(a for a in found if a is not None)
         for what, count in (("input", context.get_num_inputs()), ("output", context.get_num_outputs())):
             if count != 1:
-                raise PackedTensorError(f"the node has {count} {what}s, expected 1")
-        _check_input(context.get_input_type(0), attributes)
+                raise PackedTensorError(f"the node has {count} {what}s", "1", "R9")
+        check_input(context.get_input_type(0), attributes)
     except PackedTensorError as error:
         raise onnx.shape_inference.InferenceError(f"{OP_TYPE}: {error}") from None
     if attributes.output_dtype is not None:  # onnx takes no output type without an element type
         context.set_output_type(0, helper.make_tensor_type_proto(attributes.output_dtype, attributes.dims))
 
 
-def _check_input(input_type: onnx.TypeProto | None, attributes: Attributes) -> None:
+def check_input(input_type: onnx.TypeProto | None, attributes: Attributes) -> None:
     """R9 and R4, as far as the type and shape of ``x`` are known."""
     if input_type is None or input_type.WhichOneof("value") is None:
         return
     kind = input_type.WhichOneof("value")
     if kind != "tensor_type":
-        raise PackedTensorError(f"x is of kind {str(kind).removesuffix('_type')}, expected a tensor")
+        raise PackedTensorError(f"x is of kind {str(kind).removesuffix('_type')}", "a tensor", "R9")
     tensor = input_type.tensor_type
     if tensor.elem_type not in (TensorProto.UNDEFINED, TensorProto.UINT8):
         known = tensor.elem_type in TensorProto.DataType.values()
         name = TensorProto.DataType.Name(tensor.elem_type) if known else tensor.elem_type
-        raise PackedTensorError(f"x has element type {name}, expected UINT8")
+        raise PackedTensorError(f"x has element type {name}", "UINT8", "R9")
     if not tensor.HasField("shape"):
         return
     if len(tensor.shape.dim) != 1:
-        raise PackedTensorError(f"x has rank {len(tensor.shape.dim)}, expected rank 1")
+        raise PackedTensorError(f"x has rank {len(tensor.shape.dim)}", "rank 1", "R9")
     length = tensor.shape.dim[0]
     known = length.HasField("dim_value") and length.dim_value >= 0
     if known and attributes.format is not None and attributes.dims is not None:

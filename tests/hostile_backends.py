@@ -11,8 +11,9 @@ import numpy as np
 from onnx import helper
 
 from conformance.backends import Reference
-from conformance.table_decoder import RULES, Payload, decode
+from conformance.table_decoder import Payload, decode
 from onnx_dqp import FORMATS
+from onnx_dqp.formats.anatomy import RULES
 
 
 class Backend:

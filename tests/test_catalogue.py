@@ -15,8 +15,9 @@ from conformance.cases import CATEGORIES, FLAGS, invalid_cases, valid_cases
 from conformance.compare import differing
 from conformance.expected import BINARIES
 from conformance.payloads import SPECIAL_FLOAT, SPECIAL_FLOAT16, scale_bits, scales
-from conformance.table_decoder import RULES, Payload, decode
+from conformance.table_decoder import Payload, decode
 from onnx_dqp import FORMATS
+from onnx_dqp.formats.anatomy import RULES
 
 VALID = list(valid_cases())
 INVALID = list(invalid_cases())

@@ -357,8 +357,8 @@ class Mutants(Folder):
     def test_a_right_decoder_is_not_killed(self):
         from conformance.mutants import Mutant  # noqa: PLC0415
         from conformance.score import killer, targets  # noqa: PLC0415
-        from conformance.table_decoder import RULES  # noqa: PLC0415
         from onnx_dqp import FORMATS  # noqa: PLC0415
+        from onnx_dqp.formats.anatomy import RULES  # noqa: PLC0415
 
         for format in FORMATS.values():
             right = Mutant("none", "unchanged", RULES[format.name])

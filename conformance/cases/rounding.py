@@ -18,8 +18,9 @@ from onnx import TensorProto
 from conformance.cases.case import TYPE_NAMES, Case
 from conformance.compare import differing
 from conformance.payloads import ordinary_blocks
-from conformance.table_decoder import RULES, Payload, Rule, decode
+from conformance.table_decoder import Payload, decode
 from onnx_dqp.formats import FORMATS, PackedFormat
+from onnx_dqp.formats.anatomy import RULES, Rule
 from onnx_dqp.formats.registry import Blocks
 from onnx_dqp.rules import OUTPUT_DTYPES
 

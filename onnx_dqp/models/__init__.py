@@ -1,0 +1,1 @@
+"""Working on whole models: check, expand, fold, and files of them."""

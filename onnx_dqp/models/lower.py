@@ -1,0 +1,219 @@
+"""Lowering a model's opset, for runtimes that do not know the one that it declares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import onnx.version_converter
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, TypeProto, defs, helper
+
+from onnx_dqp.models.scopes import MAIN_DOMAINS, Scope, declared_opset, is_packed, label, scopes, with_types
+
+NEWEST_KNOWN = 29
+"""The opset up to which the changes below were looked for."""
+
+_LOWEST_IR = 8
+"""The first with model-local functions."""
+
+_OVERLOADS_IR = 10
+"""The first with overloads of functions."""
+
+
+class OpsetError(ValueError):
+    """A model that cannot be expressed in an opset: one line with the operator, its node and both versions."""
+
+
+def _given(name: str, *values: Any) -> Callable[[Mapping[str, Any], TypeProto | None], bool]:
+    return lambda attributes, _: attributes.get(name) in values
+
+
+def _present(name: str) -> Callable[[Mapping[str, Any], TypeProto | None], bool]:
+    return lambda attributes, _: bool(attributes.get(name))
+
+
+def _not_integers(attributes: Mapping[str, Any], output: TypeProto | None) -> bool:
+    integers = {TensorProto.DataType.Value(f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)}
+    return not attributes.get("fmod") and (output is None or output.tensor_type.elem_type not in integers)
+
+
+_FLOAT8_UNSIGNED_ZERO = (TensorProto.FLOAT8E4M3FNUZ, TensorProto.FLOAT8E5M2FNUZ)
+
+CHANGES: Mapping[str, tuple[int, Callable[[Mapping[str, Any], TypeProto | None], bool]]] = {
+    "AveragePool": (22, _present("ceil_mode")),  # windows that start in the padding at the end are ignored
+    "MaxPool": (22, _present("ceil_mode")),
+    "Pad": (19, _given("mode", b"wrap")),
+    "Resize": (19, _given("coordinate_transformation_mode", b"half_pixel_symmetric")),
+    "GridSample": (20, _given("mode", b"linear", b"cubic")),  # these were called bilinear and bicubic
+    "GroupNormalization": (21, lambda *_: True),  # a scale for each group became one for each channel
+    "Cast": (24, _given("to", *_FLOAT8_UNSIGNED_ZERO)),  # infinities became the largest number
+    "CastLike": (24, lambda _, output: output is None or output.tensor_type.elem_type in _FLOAT8_UNSIGNED_ZERO),
+    "Attention": (24, _present("is_causal")),  # another alignment of the mask
+    "Mod": (28, _not_integers),  # fmod = 0 was for integers only
+}
+"""Operator -> version, and whether a node means something that it did not mean before that version.
+
+These are the changes from opset 18 to 29 that do not show in inputs, attributes, their defaults and types, from the
+schemas' documents.
+"""
+
+
+def lower(model: ModelProto, target: int) -> ModelProto:
+    """Let a model declare an older opset of the main domain.
+
+    A node stays as it is where it means the same in the older opset. Where one does not, ``onnx.version_converter``
+    converts the graph; DequantizePacked nodes are left alone.
+
+    Parameters
+    ----------
+    model
+        Changed where nothing needs to be converted.
+    target
+        The opset. A model that declares it, or an older one, stays as it is.
+
+    Raises
+    ------
+    OpsetError
+        A node does not exist in the older opset, and cannot be converted.
+    """
+    version = declared_opset(model)
+    if version > target:
+        problem = _first_unfit(model, target)
+        if problem is not None:
+            model = _converted(model, target, problem)
+        for holder in (model, *model.functions):
+            for imported in holder.opset_import:
+                if imported.domain in MAIN_DOMAINS:
+                    imported.version = min(imported.version, target)
+        lowest = max([ir for _, ir, main, *_ in helper.VERSION_TABLE if main <= target], default=_LOWEST_IR)
+        overloads = any(function.overload for function in model.functions)
+        model.ir_version = min(model.ir_version, max(lowest, _OVERLOADS_IR if overloads else _LOWEST_IR))
+    return model
+
+
+def _first_unfit(model: ModelProto, target: int) -> str | None:
+    """What is wrong with the first node that the target does not have, or None."""
+    version = declared_opset(model)
+    inferred = with_types(model)
+    for scope, typed in zip(scopes(model), scopes(inferred), strict=True):
+        if not isinstance(scope.proto, type(model.graph)):
+            version = declared_opset(scope.proto)
+        for node in scope.proto.node:
+            if node.domain in MAIN_DOMAINS and not is_packed(node):
+                problem = _unfit(node, typed, version, target)
+                if problem:
+                    where = f"{node.op_type} node {label(node)} ({scope.where})"
+                    return f"{where} of opset {version} cannot be expressed in opset {target}: {problem}"
+    return None
+
+
+def _schema(node: NodeProto, version: int) -> defs.OpSchema | None:
+    try:
+        return defs.get_schema(node.op_type, version, "")
+    except defs.SchemaError:
+        return None
+
+
+def _unfit(node: NodeProto, typed: Scope, version: int, target: int) -> str | None:
+    """Why a node does not mean in the target what it means in a version, or None where it does."""
+    new, old = _schema(node, version), _schema(node, target)
+    if new is None:
+        return f"onnx {onnx.__version__} does not know the operator"
+    if old is None:
+        return f"the operator came with opset {new.since_version}"
+    if new.since_version == old.since_version:
+        return None
+    if new.since_version > NEWEST_KNOWN:
+        return f"it changed in opset {new.since_version}"
+    return (
+        _unfit_attributes(node, new, old)
+        or _unfit_values(list(node.input), old.inputs, old.min_input, old.max_input, "input", typed, old)
+        or _unfit_values(list(node.output), old.outputs, old.min_output, old.max_output, "output", typed, old)
+        or _changed(node, typed.type(next(iter(node.output), "")), target, new.since_version)
+    )
+
+
+def _unfit_attributes(node: NodeProto, new: defs.OpSchema, old: defs.OpSchema) -> str | None:
+    given = set()
+    for attribute in node.attribute:
+        given.add(attribute.name)
+        if attribute.name not in old.attributes:
+            return f"attribute {attribute.name!r} came later"
+        if _attribute_type(old, attribute.name) != attribute.type:
+            return f"attribute {attribute.name!r} had another type"
+    for name, attribute in old.attributes.items():
+        if name in given:
+            continue
+        if attribute.required:
+            return f"attribute {name!r} was required"
+        default = attribute.default_value.SerializeToString()
+        newer = new.attributes[name].default_value.SerializeToString() if name in new.attributes else b""
+        if default != newer:
+            return f"the default of attribute {name!r} was another"
+    return None
+
+
+def _unfit_values(
+    names: list[str], parameters: Any, least: int, most: int, what: str, typed: Scope, old: defs.OpSchema
+) -> str | None:
+    while names and not names[-1]:
+        names.pop()
+    if not least <= len(names) <= most:
+        return f"it has {len(names)} {what}s, where the operator had {least} to {most}"
+    allowed = {constraint.type_param_str: constraint.allowed_type_strs for constraint in old.type_constraints}
+    for place, name in enumerate(names):
+        parameter = parameters[min(place, len(parameters) - 1)]
+        known = _type_string(typed.type(name)) if name else None
+        if known is not None and known not in allowed.get(parameter.type_str, [parameter.type_str]):
+            return f"{what} {name[:60]!r} is a {known}, which it did not take"
+    return None
+
+
+def _attribute_type(schema: defs.OpSchema, name: str) -> int:
+    return int(AttributeProto.AttributeType.Value(str(schema.attributes[name].type).rpartition(".")[2]))
+
+
+def _type_string(type: TypeProto | None) -> str | None:
+    """A tensor's type as schemas spell it; None for an unknown one, and for other kinds."""
+    if type is None or not type.HasField("tensor_type") or not type.tensor_type.elem_type:
+        return None
+    return f"tensor({helper.tensor_dtype_to_string(type.tensor_type.elem_type).removeprefix('TensorProto.').lower()})"
+
+
+def _changed(node: NodeProto, output: TypeProto | None, target: int, version: int) -> str | None:
+    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    since, meant_otherwise = CHANGES.get(node.op_type, (0, None))
+    if meant_otherwise is not None and target < since <= version and meant_otherwise(attributes, output):
+        return f"its meaning changed in opset {since}"
+    return None
+
+
+def _converted(model: ModelProto, target: int, problem: str) -> ModelProto:
+    """The model by way of ``onnx.version_converter``, which drops functions and refuses opsets it does not know."""
+    if model.functions:
+        raise OpsetError(problem)
+    held = ModelProto()
+    held.CopyFrom(model)
+    for scope in scopes(held):
+        for node in scope.proto.node:
+            if is_packed(node):
+                node.domain = "onnx_dqp.unconverted"
+    known = defs.onnx_opset_version()
+    for imported in held.opset_import:
+        if imported.domain in MAIN_DOMAINS and imported.version > known:
+            imported.version = known
+    held.opset_import.append(helper.make_opsetid("onnx_dqp.unconverted", 1))
+    try:
+        held = onnx.version_converter.convert_version(held, target)
+    except Exception as error:  # of ONNX's C++: RuntimeError and its own
+        reason = " ".join(str(error).split())[:200]
+        raise OpsetError(f"{problem}; onnx.version_converter: {reason}") from None
+    for scope in scopes(held):
+        for node in scope.proto.node:
+            if node.domain == "onnx_dqp.unconverted":
+                node.domain = ""
+    imports = [imported for imported in held.opset_import if imported.domain != "onnx_dqp.unconverted"]
+    del held.opset_import[:]
+    held.opset_import.extend(imports)
+    held.metadata_props.extend(model.metadata_props)
+    return held
