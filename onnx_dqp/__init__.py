@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from onnx_dqp.evaluator import ReferenceEvaluator
     from onnx_dqp.models.check import Problem, check
     from onnx_dqp.models.expand import expand
+    from onnx_dqp.models.fold import fold
     from onnx_dqp.op import DequantizePacked
 
 __version__ = "0.2.0"
@@ -32,6 +33,7 @@ __all__ = [
     "check",
     "dequantize",
     "expand",
+    "fold",
     "packed_size",
     "register_schema",
     "schema",
@@ -43,6 +45,7 @@ _LATER = {
     "ReferenceEvaluator": "onnx_dqp.evaluator",
     "check": "onnx_dqp.models.check",
     "expand": "onnx_dqp.models.expand",
+    "fold": "onnx_dqp.models.fold",
 }
 
 

@@ -8,13 +8,10 @@ from onnx import AttributeProto, ModelProto, helper
 from onnx_dqp.errors import PackedTensorError
 from onnx_dqp.evaluator import inlined
 from onnx_dqp.models.check import check
-from onnx_dqp.models.functions import DOMAIN, LOWEST_OPSET, function
-from onnx_dqp.models.lower import NEWEST_KNOWN, OpsetError, lower
+from onnx_dqp.models.functions import DOMAIN, function
+from onnx_dqp.models.lower import LOWEST_OPSET, OpsetError, checked_opset, lower
 from onnx_dqp.models.scopes import Scope, declared_opset, is_packed, output_type, scopes
-from onnx_dqp.rules import find_format, integer, shown
-
-DEFAULT_OPSET = 28
-"""The newest that ONNX Runtime 1.32 accepts."""
+from onnx_dqp.rules import find_format
 
 
 def expand(model: ModelProto, *, opset: int | None = None, inline: bool = False) -> ModelProto:
@@ -64,19 +61,6 @@ def expand(model: ModelProto, *, opset: int | None = None, inline: bool = False)
         result = onnx.inliner.inline_selected_functions(result, made)
         _forget_domain(result)
     return result
-
-
-def checked_opset(value: int | None) -> int:
-    """The opset to lower to; anything but None and 18 to 29 is a ValueError."""
-    if value is None:
-        return DEFAULT_OPSET
-    try:
-        number = integer(value)
-    except TypeError:
-        number = -1
-    if not LOWEST_OPSET <= number <= NEWEST_KNOWN:
-        raise ValueError(f"opset is {shown(value)}, expected {LOWEST_OPSET} to {NEWEST_KNOWN}")
-    return number
 
 
 def _decided_by_caller(scope: Scope) -> bool:

@@ -21,9 +21,6 @@ from onnx_dqp.formats.anatomy import RULES, Bits, Rule
 DOMAIN = "onnx_dqp"
 """The domain of the functions."""
 
-LOWEST_OPSET = 18
-"""The first with operators on the bits of integers."""
-
 
 def function_name(format: PackedFormat, output_dtype: int) -> str:
     """``dequantize_packed_q4_0_float16``, for example."""
@@ -200,7 +197,7 @@ class _Body:
         return self("Cast", value, name=name, to=TensorProto.FLOAT)
 
     def looked_up(self, table: NDArray[np.float32], index: str, name: str) -> str:
-        """Entries or rows of a table; of two entries, by what a bit adds to the first, which is quicker and exact here."""
+        """Entries or rows of a table; of two entries by what a bit adds to the first, quicker, and exact here."""
         if table.shape == (2,):
             step = self.constant(table[1] - table[0], np.float32)
             step = self("Mul", self.as_float(index, f"{name}_float"), step, name=f"{name}_step")

@@ -9,6 +9,13 @@ import onnx.version_converter
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, TypeProto, defs, helper
 
 from onnx_dqp.models.scopes import MAIN_DOMAINS, Scope, declared_opset, is_packed, label, scopes, with_types
+from onnx_dqp.rules import integer, shown
+
+DEFAULT_OPSET = 28
+"""The newest that ONNX Runtime 1.32 accepts."""
+
+LOWEST_OPSET = 18
+"""The first with operators on the bits of integers, of which the functions are made."""
 
 NEWEST_KNOWN = 29
 """The opset up to which the changes below were looked for."""
@@ -22,6 +29,19 @@ _OVERLOADS_IR = 10
 
 class OpsetError(ValueError):
     """A model that cannot be expressed in an opset: one line with the operator, its node and both versions."""
+
+
+def checked_opset(value: int | None) -> int:
+    """The opset to lower to; anything but None and 18 to 29 is a ValueError."""
+    if value is None:
+        return DEFAULT_OPSET
+    try:
+        number = integer(value)
+    except TypeError:
+        number = -1
+    if not LOWEST_OPSET <= number <= NEWEST_KNOWN:
+        raise ValueError(f"opset is {shown(value)}, expected {LOWEST_OPSET} to {NEWEST_KNOWN}")
+    return number
 
 
 def _given(name: str, *values: Any) -> Callable[[Mapping[str, Any], TypeProto | None], bool]:

@@ -67,18 +67,19 @@ class Scope:
 
     def constant(self, name: str) -> TensorProto | None:
         """The constant of a name, here or around."""
-        if name in self._defined:
+        if name in self.names:
             return self.constants.get(name)
         return self.parent.constant(name) if self.parent else None
 
     def type(self, name: str) -> TypeProto | None:
         """The declared type of a name, here or around."""
-        if name in self._defined:
+        if name in self.names:
             return self.types.get(name)
         return self.parent.type(name) if self.parent else None
 
     @cached_property
-    def _defined(self) -> set[str]:
+    def names(self) -> set[str]:
+        """What is defined here."""
         inputs: Iterable[str]
         if isinstance(self.proto, GraphProto):
             tensors = {tensor.name for tensor in self.proto.initializer}
