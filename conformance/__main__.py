@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+
+from onnx_dqp.console import UsageError, fail, progress, run_command
+
+PROGRAM = "onnx-dqp-conformance"
 
 NEEDED = ("jinja2", "jsonschema", "pebble", "platformdirs", "rich")
 """Packages of the extra ``conformance``."""
@@ -24,13 +27,9 @@ exit status: 0 all as expected; 1 a case failed; 2 bad usage, or damaged test da
 """
 
 
-class UsageError(Exception):
-    """Bad usage, in one line."""
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="onnx-dqp-conformance",
+        prog=PROGRAM,
         description="Conformance suite for ONNX's DequantizePacked.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -131,71 +130,22 @@ def _processors() -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
-    _open_standard_files()
-    try:
-        status = _main(arguments)
-        sys.stdout.flush()
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        # Whoever read the output has seen enough; the interpreter must not find that out again when it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except OSError as error:
-        return _fail(f"{error.filename or 'input or output'}: {error.strerror or error}")
-    return status
-
-
-def _open_standard_files() -> None:
-    """Workers' pipes must not get the numbers of standard files that are closed; text must not fail to be printed."""
-    for descriptor in (0, 1, 2):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
+    return run_command(PROGRAM, lambda: _main(arguments))
 
 
 def _main(arguments: Sequence[str] | None) -> int:
     parsed = _parser().parse_args(arguments)
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        return _fail(f"{', '.join(missing)} not installed: pip install 'onnx_dqp[conformance]'")
+        return fail(PROGRAM, f"{', '.join(missing)} not installed: pip install 'onnx_dqp[conformance]'")
     from conformance.backends import BackendError  # noqa: PLC0415 - after the check
     from conformance.testdata import TestDataError  # noqa: PLC0415
 
     commands = {"run": _run, "list": _list, "show": _show, "generate": _generate, "mutants": _mutants}
     try:
         return commands[parsed.subcommand](parsed)
-    except (UsageError, TestDataError, BackendError) as error:
-        return _fail(str(error))
-
-
-def _fail(text: str) -> int:
-    print(f"onnx-dqp-conformance: {' '.join(text.split())}", file=sys.stderr)
-    return 2
-
-
-@contextmanager
-def _progress(what: str, total: int | None = None) -> Iterator[Callable[..., None]]:
-    """A progress bar on stderr, if that is a terminal; yields what to call with (done) or (done, total)."""
-    from rich.console import Console  # noqa: PLC0415
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=total)
-
-        def update(done: int, of: int | None = None) -> None:
-            bar.update(task, completed=done, total=of if of is not None else total)
-
-        yield update
+    except (TestDataError, BackendError) as error:
+        raise UsageError(str(error)) from None
 
 
 def _data(given: Path | None) -> Path:
@@ -208,7 +158,7 @@ def _data(given: Path | None) -> Path:
     try:
         return data_root()
     except TestDataError:
-        with _progress("making the test data, once") as update:
+        with progress("making the test data, once") as update:
             write(cache(), progress=update)
         return cache()
 
@@ -253,7 +203,7 @@ def _run(parsed: argparse.Namespace) -> int:
     selection = Selection(tuple(parsed.select), tuple(parsed.skip), parsed.profile == "finite")
     if not any(selection.takes(entry) for entry in entries):
         raise UsageError("no case is selected")
-    with _progress("cases") as update:
+    with progress("cases") as update:
         results = run(
             backend,
             root,
@@ -340,7 +290,7 @@ def _generate(parsed: argparse.Namespace) -> int:
     from conformance.folder import REPOSITORY, cache, check, in_repository, write  # noqa: PLC0415
 
     root = parsed.directory or (REPOSITORY if in_repository() else cache())
-    with _progress("files") as update:
+    with progress("files") as update:
         if not parsed.check:
             count = write(root, parsed.jobs, update)
             print(f"{count} files written to {root}")
@@ -359,7 +309,7 @@ def _mutants(parsed: argparse.Namespace) -> int:
 
     from conformance.score import score  # noqa: PLC0415
 
-    with _progress("mutants") as update:
+    with progress("mutants") as update:
         found = score(_data(parsed.test_data), parsed.jobs, parsed.quarter, update)
     if parsed.json is not None:
         _write(parsed.json, json.dumps(found.as_json(), indent=1) + "\n")

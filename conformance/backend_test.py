@@ -20,8 +20,10 @@ from onnx.backend.test.runner.item import TestItem
 from conformance.backends import Answer, says_unsupported
 from conformance.compare import Comparison
 from conformance.folder import data_root
-from conformance.testdata import Entry, one_line, read, read_tensor
+from conformance.testdata import Entry, read
 from conformance.verdict import judge
+from onnx_dqp.console import one_line
+from onnx_dqp.models.files import read_tensor
 
 
 class BackendTest(Runner):

@@ -21,8 +21,10 @@ from typing import Any, Protocol
 import onnx
 from numpy.typing import NDArray
 
-from conformance.testdata import Entry, one_line, printable, read_tensor
+from conformance.testdata import Entry
 from onnx_dqp import ReferenceEvaluator
+from onnx_dqp.console import one_line, printable
+from onnx_dqp.models.files import read_tensor
 
 
 class BackendError(Exception):

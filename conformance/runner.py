@@ -21,8 +21,9 @@ from pebble import ProcessExpired, ProcessPool
 
 from conformance.backends import BackendError, CaseBackend, CommandBackend, PythonBackend, signal_name
 from conformance.compare import Comparison
-from conformance.testdata import Entry, one_line
+from conformance.testdata import Entry
 from conformance.verdict import Result, judge
+from onnx_dqp.console import one_line
 
 _GRACE = 10.0
 """Seconds beyond a case's time limit before a worker is ended that ends what it runs by itself: a command."""

@@ -19,9 +19,10 @@ from conformance.cases.case import TYPE_NAMES
 from conformance.compare import same
 from conformance.mutants import Array, Mutant, mutants
 from conformance.table_decoder import Payload, decode
-from conformance.testdata import read, read_tensor
+from conformance.testdata import read
 from onnx_dqp.formats import FORMATS, PackedFormat
 from onnx_dqp.formats.anatomy import RULES
+from onnx_dqp.models.files import read_tensor
 
 
 @dataclass(frozen=True, eq=False)

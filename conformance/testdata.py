@@ -15,15 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import numpy as np
-import onnx
-from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
 from conformance.cases import CATEGORIES, FLAGS, Case, InvalidCase, invalid_cases, valid_cases
 from conformance.cases.case import TYPE_NAMES
 from onnx_dqp.formats import FORMATS, PackedFormat
-from onnx_dqp.rules import OUTPUT_DTYPES
 
 MANIFEST = "manifest.json"
 SCHEMA = "manifest.schema.json"
@@ -287,43 +283,3 @@ def manifest_schema() -> dict[str, Any]:
         "required": ["version", "flags", "cases"],
         "additionalProperties": False,
     }
-
-
-def read_tensor(path: Path) -> NDArray[Any]:
-    """A TensorProto file of the test data as an array.
-
-    Raises
-    ------
-    ValueError
-        The file is no TensorProto, or its data do not fit its type and shape.
-    """
-    tensor = onnx.TensorProto()
-    try:
-        tensor.ParseFromString(path.read_bytes())
-    except Exception as error:  # protobuf's DecodeError has no public name in all versions
-        raise ValueError(f"the file is no TensorProto ({one_line(error)})") from None
-    if any(dim < 0 for dim in tensor.dims):
-        raise ValueError(f"the TensorProto has dims {list(tensor.dims)[:8]}, expected none negative")
-    if tensor.data_type in OUTPUT_DTYPES and tensor.HasField("raw_data"):
-        dtype = OUTPUT_DTYPES[tensor.data_type]
-        # By way of unsigned integers, as older versions of onnx do not read BFLOAT16 into ml_dtypes' type.
-        try:
-            bits = np.frombuffer(tensor.raw_data, f"<u{dtype.itemsize}").astype(f"u{dtype.itemsize}")
-            return bits.view(dtype).reshape(tuple(tensor.dims))
-        except ValueError as error:
-            raise ValueError(f"the TensorProto cannot be read ({one_line(error)})") from None
-    try:
-        return np.asarray(onnx.numpy_helper.to_array(tensor))
-    except Exception as error:
-        raise ValueError(f"the TensorProto cannot be read ({one_line(error)})") from None
-
-
-def printable(text: str, most: int = 300) -> str:
-    """Text of any origin for a report: on one line, not long, without control characters and lone surrogates."""
-    return "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split())[:most])
-
-
-def one_line(error: BaseException) -> str:
-    """An exception for a report."""
-    text = printable(str(error))
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -13,7 +13,8 @@ from conformance.anatomy import locate
 from conformance.backends import Answer
 from conformance.cases.flags import FLAGS
 from conformance.compare import Comparison, Difference
-from conformance.testdata import Entry, read_tensor
+from conformance.testdata import Entry
+from onnx_dqp.models.files import read_tensor
 
 PASSED = "passed"
 VERDICTS = (PASSED, "wrong", "refused", "accepted invalid", "crashed", "timed out", "unsupported")

@@ -16,6 +16,7 @@ from onnx_dqp.schema import register_schema, schema
 
 if TYPE_CHECKING:
     from onnx_dqp.evaluator import ReferenceEvaluator
+    from onnx_dqp.formats.explain import explain, take_apart
     from onnx_dqp.models.check import Problem, check
     from onnx_dqp.models.expand import expand
     from onnx_dqp.models.fold import fold
@@ -33,10 +34,12 @@ __all__ = [
     "check",
     "dequantize",
     "expand",
+    "explain",
     "fold",
     "packed_size",
     "register_schema",
     "schema",
+    "take_apart",
 ]
 
 _LATER = {
@@ -45,7 +48,9 @@ _LATER = {
     "ReferenceEvaluator": "onnx_dqp.evaluator",
     "check": "onnx_dqp.models.check",
     "expand": "onnx_dqp.models.expand",
+    "explain": "onnx_dqp.formats.explain",
     "fold": "onnx_dqp.models.fold",
+    "take_apart": "onnx_dqp.formats.explain",
 }
 
 

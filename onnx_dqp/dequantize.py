@@ -83,7 +83,7 @@ def dequantize(
     found = find_format(format)
     dtype = check_output_dtype(output_dtype)
     dims = check_shape(found, shape)
-    payload = _as_bytes(x)
+    payload = as_bytes(x)
     check_payload_size(found, dims, payload.size)
     check_array_fits(found, dims, dtype)
     count = thread_count(threads, math.prod(dims))
@@ -97,7 +97,7 @@ def dequantize(
     return out
 
 
-def _as_bytes(x: object) -> NDArray[np.uint8]:
+def as_bytes(x: object) -> NDArray[np.uint8]:
     """``x`` as a uint8 array of rank 1, without a copy (R9)."""
     if isinstance(x, (bytes, bytearray)):
         x = memoryview(x)

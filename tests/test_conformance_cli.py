@@ -217,10 +217,10 @@ class ListAndShow(Folder):
             "Basic: Several rows",
             "block 0, payload bytes 0 to 291",
             "bsums: i16[16] = ",
-            "codes, by element: ",
+            "codes: ",
         ):
             self.assertIn(text, output)
-        self.assertRegex(output, r"d: f32 = (\w\w ){3}\w\w  \(-?0\.\d+\)")
+        self.assertRegex(output, r"d: f32 = (\w\w ){3}\w\w \(-?0\.\d+\)")
         self.assertIn("... and 5 more blocks", output)
         files = [line.strip() for line in output.splitlines() if line.strip().startswith(str(REPOSITORY))]
         self.assertEqual([Path(file).is_file() for file in files], [True] * 4)

@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, numpy_helper
 
+from onnx_dqp.console import one_line
 from onnx_dqp.models.scopes import scopes
+from onnx_dqp.rules import OUTPUT_DTYPES
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -132,6 +134,35 @@ def tensors(model: ModelProto) -> Iterator[TensorProto]:
                 yield from attribute.tensors
 
 
+def read_tensor(path: Path) -> NDArray[Any]:
+    """A TensorProto file as an array.
+
+    Raises
+    ------
+    ValueError
+        The file is no TensorProto, or its data do not fit its type and shape.
+    """
+    tensor = TensorProto()
+    try:
+        tensor.ParseFromString(path.read_bytes())
+    except Exception as error:  # protobuf's DecodeError has no public name in all versions
+        raise ValueError(f"the file is no TensorProto ({one_line(error)})") from None
+    if any(dim < 0 for dim in tensor.dims):
+        raise ValueError(f"the TensorProto has dims {list(tensor.dims)[:8]}, expected none negative")
+    if tensor.data_type in OUTPUT_DTYPES and tensor.HasField("raw_data"):
+        dtype = OUTPUT_DTYPES[tensor.data_type]
+        # By way of unsigned integers, as older versions of onnx do not read BFLOAT16 into ml_dtypes' type.
+        try:
+            bits = np.frombuffer(tensor.raw_data, f"<u{dtype.itemsize}").astype(f"u{dtype.itemsize}")
+            return bits.view(dtype).reshape(tuple(tensor.dims))
+        except ValueError as error:
+            raise ValueError(f"the TensorProto cannot be read ({one_line(error)})") from None
+    try:
+        return np.asarray(numpy_helper.to_array(tensor))
+    except Exception as error:
+        raise ValueError(f"the TensorProto cannot be read ({one_line(error)})") from None
+
+
 class NewFile:
     """A file that appears under its name when it is complete: in a ``with``, then ``commit()``."""
 
@@ -203,3 +234,39 @@ def _moves(tensor: TensorProto, everything: bool) -> bool:
     if tensor.data_location == TensorProto.EXTERNAL:
         return True
     return everything and tensor.data_type != TensorProto.STRING and stored_size(tensor) >= _LARGE
+
+
+def write_model(
+    model: ModelProto, path: Path, base: Path, data: DataFile, *, everything: bool, progress: Progress = no_progress
+) -> None:
+    """Write a model, and the file of external data before it, whole or not at all.
+
+    Parameters
+    ----------
+    model
+        Its tensors are changed to refer to the file.
+    path
+        The model's file.
+    base
+        The folder that tensors' locations are relative to. Where it is another than the model's, what they refer to is
+        copied.
+    data
+        An open file beside the model's; it is kept if something was written to it.
+    everything
+        Write large tensors that are in the model to the file of external data too.
+    progress
+        Told of bytes that are copied.
+    """
+    if everything or not base.samefile(path.parent):
+        move_out(model, base, data, everything, progress)
+    try:
+        content = model.SerializeToString()
+    except Exception as error:  # protobuf's, of several types
+        raise ModelFileError(
+            f"{path}: the model cannot be written ({one_line(error)}), expected at most 2 GiB"
+        ) from None
+    with NewFile(path) as new:
+        new.file.write(content)
+        if data.file.tell():
+            data.commit()
+        new.commit()

@@ -16,7 +16,7 @@ from onnx_dqp.attributes import Attributes, read_attributes
 from onnx_dqp.dequantize import dequantize
 from onnx_dqp.errors import PackedTensorError
 from onnx_dqp.models.check import check
-from onnx_dqp.models.files import MOST_INLINE, DataFile, Progress, no_progress, octets
+from onnx_dqp.models.files import MOST_INLINE, DataFile, ModelFileError, Progress, no_progress, octets
 from onnx_dqp.models.lower import OpsetError, checked_opset, lower
 from onnx_dqp.models.scopes import Scope, is_packed, scopes
 from onnx_dqp.rules import OUTPUT_DTYPES, check_output_dtype
@@ -111,13 +111,18 @@ def folded(
         raise OpsetError(f"{remaining} nodes have no constant payload and stay, expected opset 29")
     total, done = sum(folding.size for folding in foldings), 0
     if data is None and total > MOST_INLINE:
-        raise ValueError(f"the folded tensors have {total} bytes, a model without external data has 2 GiB at most")
+        raise ModelFileError(f"the folded tensors have {total} bytes, expected at most 2 GiB without external data")
     for folding in foldings:
         _replace(folding, base, data)
         done += folding.size
         progress(done, total)
     _drop_unused(result, {folding.payload.name for folding in foldings})
     return result if remaining else lower(result, target)
+
+
+def folded_size(model: ModelProto, dtype: int | None) -> int:
+    """Bytes of the initializers that ``fold`` makes of a model that ``check`` finds nothing in."""
+    return sum(folding.size for folding in _plan(model, dtype)[0])
 
 
 def _plan(model: ModelProto, dtype: int | None) -> tuple[list[_Folding], int]:

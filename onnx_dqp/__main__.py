@@ -1,0 +1,450 @@
+"""The command ``python -m onnx_dqp``, also installed as ``onnx-dqp``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, numpy_helper
+
+from onnx_dqp.console import UsageError, one_line, printable, progress, run_command
+from onnx_dqp.dequantize import dequantize
+from onnx_dqp.errors import PackedTensorError
+from onnx_dqp.formats import FORMATS
+from onnx_dqp.rules import OUTPUT_DTYPES, find_format, payload_size, show
+
+PROGRAM = "onnx-dqp"
+
+TYPES = {TensorProto.DataType.Name(number).lower(): number for number in OUTPUT_DTYPES}
+"""Names of the operator's output types, as arguments."""
+
+KINDS = (".npy", ".pb")
+"""Files of arrays that are written and read."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description="Models that use ONNX's DequantizePacked: look into them, check, run and convert them.",
+        epilog="exit status: 0 done; 1 check found problems; 2 bad usage, or input that cannot be read",
+    )
+    commands = parser.add_subparsers(dest="subcommand", required=True, metavar="COMMAND")
+
+    def add(name: str, run: Callable[[argparse.Namespace], int], what: str, example: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(
+            name,
+            help=what,
+            description=what[0].upper() + what[1:] + ".",
+            epilog=f"example:\n  {PROGRAM} {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.set_defaults(run=run)
+        return command
+
+    add("formats", _formats, "list the block formats and their layouts", "formats")
+
+    command = add("inspect", _inspect, "list a model's packed tensors", "inspect model.onnx --json")
+    command.add_argument("model", type=Path)
+    command.add_argument("--json", action="store_true", help="print JSON")
+
+    command = add("check", _check, "find all that is wrong with a model's DequantizePacked nodes", "check model.onnx")
+    command.add_argument("model", type=Path)
+
+    command = add(
+        "expand",
+        _expand,
+        "replace DequantizePacked nodes by standard operators",
+        "expand model.onnx expanded.onnx --opset 21",
+    )
+    _add_files(command)
+    command.add_argument("--inline", action="store_true", help="put the operators in the graph, not in local functions")
+
+    command = add(
+        "fold",
+        _fold,
+        "replace packed tensors by the floating-point tensors that they stand for",
+        "fold model.onnx folded.onnx --dtype float16 --external-data",
+    )
+    _add_files(command)
+    command.add_argument("--dtype", choices=TYPES, help="the tensors' type (default: each node's own)")
+
+    command = add(
+        "run",
+        _run,
+        "run a model in onnx_dqp.ReferenceEvaluator",
+        "run model.onnx --input x=x.npy --output-dir results",
+    )
+    command.add_argument("model", type=Path)
+    command.add_argument(
+        "--input", action="append", default=[], metavar="NAME=FILE", help="an input, .npy or .pb (repeatable)"
+    )
+    command.add_argument("--output-dir", type=Path, metavar="DIR", help="write the outputs there")
+    command.add_argument("--output-format", choices=("pb", "npy"), default="pb", help="of those files (pb)")
+
+    command = add(
+        "decode",
+        _decode,
+        "decode a payload's bytes to an array",
+        "decode gguf:q4_0 --shape 2,32 payload.bin -o weights.npy",
+    )
+    command.add_argument("format")
+    command.add_argument("file", help="the payload; - is standard input")
+    command.add_argument("--shape", type=_shape, required=True, metavar="D,D,...", help="the array's dimensions")
+    command.add_argument("--dtype", choices=TYPES, default="float", help="the array's type (float)")
+    command.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="a .npy or .pb file to write")
+
+    command = add("explain", _explain, "take one block of a payload apart", "explain gguf:q4_k payload.bin --block 3")
+    command.add_argument("format")
+    command.add_argument("file", help="the payload; - is standard input")
+    command.add_argument("--block", type=int, default=0, metavar="N", help="which block (0)")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _add_files(command: argparse.ArgumentParser) -> None:
+    command.add_argument("input", type=Path, metavar="IN", help="a model; its external data lie beside it")
+    command.add_argument("output", type=Path, metavar="OUT", help="the model to write; may not be IN")
+    command.add_argument("--opset", type=int, metavar="N", help="the opset of the result, 18 to 29 (28)")
+    command.add_argument(
+        "--external-data",
+        action="store_true",
+        help="write large tensors to OUT.data; this is done anyway for a model over 2 GiB",
+    )
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    return tuple(int(dim) for dim in text.split(","))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    return run_command(PROGRAM, lambda: _main(arguments))
+
+
+def _main(arguments: Sequence[str] | None) -> int:
+    parsed = _parser().parse_args(arguments)
+    if find_spec("rich") is None:
+        raise UsageError("rich is not installed: pip install 'onnx_dqp[cli]'")
+    from onnx_dqp.models.files import ModelFileError  # noqa: PLC0415
+    from onnx_dqp.models.lower import OpsetError  # noqa: PLC0415
+
+    run: Callable[[argparse.Namespace], int] = parsed.run
+    try:
+        return run(parsed)
+    except (PackedTensorError, OpsetError, ModelFileError) as error:
+        raise UsageError(str(error)) from None
+
+
+def _table(*columns: str) -> Any:
+    from rich import box  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in columns:
+        numeric = name not in ("format", "layout", "name", "shape", "type", "place")
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    return table
+
+
+def _print(table: Any) -> None:
+    from rich.console import Console  # noqa: PLC0415
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = 200
+    console.print(table)
+
+
+def _formats(_: argparse.Namespace) -> int:
+    from onnx_dqp.formats.explain import layout_text  # noqa: PLC0415
+
+    table = _table("format", "elements", "bytes", "bits per element", "layout")
+    for format in FORMATS.values():
+        bits = f"{format.bits_per_element:.4g}"
+        table.add_row(format.identifier, str(format.elements), str(format.bytes), bits, layout_text(format))
+    _print(table)
+    return 0
+
+
+def _packed(model: ModelProto) -> Iterator[dict[str, Any]]:
+    """What is known of each DequantizePacked node."""
+    from onnx_dqp.attributes import examine  # noqa: PLC0415
+    from onnx_dqp.models.scopes import is_packed, scopes  # noqa: PLC0415
+
+    for scope in scopes(model):
+        for node in scope.proto.node:
+            if not is_packed(node):
+                continue
+            attributes, _ = examine(node.attribute)
+            format, dims = attributes.format, attributes.dims
+            elements = None if dims is None else int(np.prod(dims, dtype=object))
+            x = node.input[0] if node.input else ""
+            yield {
+                "name": printable(x, 60),
+                "place": printable(scope.where, 120),
+                "constant": scope.constant(x) is not None,
+                "format": format.identifier if format else None,
+                "shape": None if dims is None else list(dims),
+                "type": None if attributes.output_dtype is None else _type_name(attributes.output_dtype),
+                "elements": elements,
+                "bytes": payload_size(format, dims) if format and dims is not None else None,
+                "bits_per_element": format.bits_per_element if format else None,
+            }
+
+
+def _type_name(number: int) -> str:
+    return str(TensorProto.DataType.Name(number)).lower()
+
+
+def _report(path: Path, before: ModelProto, after: ModelProto, what: str) -> None:
+    from onnx_dqp.models.scopes import declared_opset  # noqa: PLC0415
+
+    left = sum(1 for _ in _packed(after))
+    done = sum(1 for _ in _packed(before)) - left
+    stay = f", {left} without a constant payload {'stays' if left == 1 else 'stay'}" if left else ""
+    print(f"{path}: {done} node{'' if done == 1 else 's'} {what}{stay}, opset {declared_opset(after)}")
+
+
+def _inspect(parsed: argparse.Namespace) -> int:
+    from onnx_dqp.models.files import read_model, stored_size, tensors  # noqa: PLC0415
+
+    model = read_model(parsed.model)
+    found = list(_packed(model))
+    packed = sum(row["bytes"] or 0 for row in found)
+    elements = sum(row["elements"] or 0 for row in found)
+    for row in found:
+        row["share"] = (row["bytes"] or 0) / packed if packed else 0.0
+    in_all = sum(map(stored_size, tensors(model)))
+    totals = {
+        "packed_tensors": len(found),
+        "elements": elements,
+        "bytes": packed,
+        "bytes_as_float": 4 * elements,
+        "bytes_as_float16": 2 * elements,
+        "bytes_of_all_tensors": in_all,
+    }
+    if parsed.json:
+        print(json.dumps({"tensors": found, "totals": totals}, indent=1))
+        return 0
+    table = _table("name", "format", "shape", "type", "bytes", "bits per element", "share", "place")
+    for row in found:
+        table.add_row(
+            row["name"],
+            row["format"] or "?",
+            "?" if row["shape"] is None else show(row["shape"]),
+            row["type"] or "?",
+            "?" if row["bytes"] is None else f"{row['bytes']:,}",
+            "?" if row["bits_per_element"] is None else f"{row['bits_per_element']:.4g}",
+            f"{row['share']:.1%}",
+            row["place"],
+        )
+    _print(table)
+    count = "1 packed tensor" if len(found) == 1 else f"{len(found)} packed tensors"
+    print(f"{count}: {packed:,} bytes; {4 * elements:,} as FLOAT, {2 * elements:,} as FLOAT16")
+    return 0
+
+
+def _check(parsed: argparse.Namespace) -> int:
+    from onnx_dqp.models.check import check  # noqa: PLC0415
+    from onnx_dqp.models.files import read_model  # noqa: PLC0415
+
+    model = read_model(parsed.model)
+    problems = check(model)
+    for problem in problems:
+        print(printable(str(problem), 1000))
+    if problems:
+        return 1
+    count = len(list(_packed(model)))
+    print(f"no problem in {count} node{'' if count == 1 else 's'}")
+    return 0
+
+
+def _files(parsed: argparse.Namespace) -> ModelProto:
+    """The input model, after a look at what is to be written."""
+    from onnx_dqp.models.files import data_path, external, read_model, tensors  # noqa: PLC0415
+
+    output: Path = parsed.output
+    _check_output(output)
+    if output.exists() and parsed.input.exists() and output.samefile(parsed.input):
+        raise UsageError(f"{output} is the input, expected another file to write")
+    model = read_model(parsed.input)
+    written = _data_file(output)
+    for tensor in tensors(model):
+        if external(tensor):
+            path = data_path(tensor, parsed.input.parent)
+            for new in (output, written):
+                if new.exists() and path.exists() and new.samefile(path):
+                    raise UsageError(f"{new} holds data of the input, expected another file to write")
+    return model
+
+
+def _check_output(path: Path) -> None:
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder, expected a file to write")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path.parent} is no folder")
+
+
+def _data_file(output: Path) -> Path:
+    return output.with_name(f"{output.name}.data")
+
+
+def _expand(parsed: argparse.Namespace) -> int:
+    from onnx_dqp.models.expand import expand  # noqa: PLC0415
+    from onnx_dqp.models.files import DataFile, write_model  # noqa: PLC0415
+
+    model = _files(parsed)
+    result = expand(model, opset=_opset(parsed.opset), inline=parsed.inline)
+    with DataFile(_data_file(parsed.output)) as data, progress("copying", bytes=True) as update:
+        base = parsed.input.parent
+        write_model(result, parsed.output, base, data, everything=parsed.external_data, progress=update)
+    _report(parsed.output, model, result, "expanded")
+    return 0
+
+
+def _opset(number: int | None) -> int:
+    from onnx_dqp.models.lower import checked_opset  # noqa: PLC0415
+
+    return checked_opset(number)
+
+
+def _fold(parsed: argparse.Namespace) -> int:
+    from onnx_dqp.models.check import check  # noqa: PLC0415
+    from onnx_dqp.models.files import MOST_INLINE, DataFile, write_model  # noqa: PLC0415
+    from onnx_dqp.models.fold import folded, folded_size  # noqa: PLC0415
+
+    model = _files(parsed)
+    _opset(parsed.opset)
+    for problem in check(model):
+        raise UsageError(str(problem))
+    dtype = TYPES[parsed.dtype] if parsed.dtype else None
+    base = parsed.input.parent
+    everything = parsed.external_data or folded_size(model, dtype) + model.ByteSize() > MOST_INLINE
+    with DataFile(_data_file(parsed.output)) as data:
+        with progress("decoding", bytes=True) as update:
+            result = folded(model, dtype, parsed.opset, base, data if everything else None, update)
+        with progress("copying", bytes=True) as update:
+            write_model(result, parsed.output, base, data, everything=everything, progress=update)
+    _report(parsed.output, model, result, "folded")
+    return 0
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    import onnx  # noqa: PLC0415
+
+    from onnx_dqp.evaluator import ReferenceEvaluator  # noqa: PLC0415
+    from onnx_dqp.models.files import read_model  # noqa: PLC0415
+
+    if parsed.output_dir is not None and not parsed.output_dir.is_dir():
+        raise UsageError(f"{parsed.output_dir} is no folder")
+    model = read_model(parsed.model)
+    inputs = {}
+    for text in parsed.input:
+        name, separator, file = text.partition("=")
+        if not separator:
+            raise UsageError(f"--input {text!r}, expected NAME=FILE")
+        inputs[name] = _read_array(Path(file))
+    try:
+        onnx.load_external_data_for_model(model, str(parsed.model.parent))
+        evaluator = ReferenceEvaluator(model)
+        wanted = [value.name for value in model.graph.input]
+        optional = {tensor.name for tensor in model.graph.initializer}
+        for name in inputs:
+            if name not in wanted:
+                raise UsageError(f"the model has no input {name!r}, expected {', '.join(map(repr, wanted)) or 'none'}")
+        for name in wanted:
+            if name not in inputs and name not in optional:
+                raise UsageError(f"input {name!r} is missing: --input {name}=FILE")
+        outputs = evaluator.run(None, inputs)
+    except (UsageError, PackedTensorError):
+        raise
+    except Exception as error:
+        raise UsageError(f"{parsed.model}: {one_line(error)}") from None
+    taken: set[str] = set()
+    for value, name in zip(outputs, evaluator.output_names, strict=True):
+        if not isinstance(value, np.ndarray):
+            raise UsageError(f"output {name!r} is a {type(value).__name__}, expected a tensor")
+        print(f"{printable(name)}: {value.dtype.name}{list(value.shape)}")
+        if parsed.output_dir is not None:
+            stem = "".join(c if c.isalnum() or c in "._-" else "_" for c in name).lstrip(".") or "output"
+            while stem in taken:
+                stem += "_"
+            taken.add(stem)
+            _write_array(parsed.output_dir / f"{stem}.{parsed.output_format}", value, name)
+    return 0
+
+
+def _read_array(path: Path) -> NDArray[Any]:
+    from onnx_dqp.models.files import read_tensor  # noqa: PLC0415
+
+    if path.suffix not in KINDS:
+        raise UsageError(f"{path}: expected a file {' or '.join(KINDS)}")
+    try:
+        if path.suffix == ".pb":
+            return read_tensor(path)
+        array: NDArray[Any] = np.load(path, allow_pickle=False)
+        return array
+    except (ValueError, EOFError) as error:
+        raise UsageError(f"{path}: {one_line(error)}") from None
+
+
+def _write_array(path: Path, array: NDArray[Any], name: str) -> None:
+    from onnx_dqp.models.files import NewFile  # noqa: PLC0415
+
+    if path.suffix == ".npy" and array.dtype == OUTPUT_DTYPES[TensorProto.BFLOAT16]:
+        raise UsageError(f"{path}: .npy cannot hold BFLOAT16, expected .pb")
+    with NewFile(path) as new:
+        if path.suffix == ".npy":
+            np.save(new.file, array)
+        else:
+            try:
+                new.file.write(numpy_helper.from_array(array, name).SerializeToString())
+            except Exception as error:
+                if isinstance(error, OSError):
+                    raise
+                raise UsageError(f"{path}: {one_line(error)}; .npy has no limit of 2 GiB") from None
+        new.commit()
+
+
+def _payload(name: str) -> NDArray[np.uint8]:
+    if name == "-":
+        return np.frombuffer(sys.stdin.buffer.read(), np.uint8)
+    path = Path(name)
+    if path.is_file() and path.stat().st_size:
+        return np.memmap(path, np.uint8, "r")
+    return np.frombuffer(path.read_bytes(), np.uint8)
+
+
+def _decode(parsed: argparse.Namespace) -> int:
+    if parsed.output.suffix not in KINDS:
+        raise UsageError(f"{parsed.output}: expected a name that ends in {' or '.join(KINDS)}")
+    _check_output(parsed.output)
+    find_format(parsed.format)
+    array = dequantize(_payload(parsed.file), parsed.format, parsed.shape, TYPES[parsed.dtype])
+    _write_array(parsed.output, array, "y")
+    return 0
+
+
+def _explain(parsed: argparse.Namespace) -> int:
+    from onnx_dqp.formats.explain import take_apart  # noqa: PLC0415
+
+    format = find_format(parsed.format)
+    payload = _payload(parsed.file)
+    count = len(payload) // format.bytes
+    if not 0 <= parsed.block < count:
+        raise UsageError(f"block {parsed.block}, expected one of the {count} in {len(payload)} bytes of {parsed.file}")
+    start = parsed.block * format.bytes
+    block = take_apart(parsed.format, payload[start : start + format.bytes])
+    print(json.dumps(block.as_dict(), indent=1) if parsed.json else block)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
