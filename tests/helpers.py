@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import onnx
+import onnxruntime
 from onnx import AttributeProto, TensorProto, helper
 
 from conformance.expected import BINARIES
@@ -12,6 +15,19 @@ FORMAT_ROWS = [(format.name, format) for format in FORMATS.values()]
 """For ``parameterized.expand``: a name, and the format."""
 
 TYPE_ROWS = [(TensorProto.DataType.Name(number), number) for number in BINARIES]
+
+
+def newest_opset() -> int:
+    """The newest opset that ONNX Runtime takes, of those that models can be expanded to."""
+    relu = helper.make_node("Relu", ["a"], ["b"])
+    for opset in range(28, 17, -1):
+        made = model([relu], [value("a", shape=[1])], [value("b", shape=[1])], opsets={"": opset})
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        with contextlib.suppress(Exception):
+            onnxruntime.InferenceSession(made.SerializeToString(), options)
+            return opset
+    raise AssertionError("ONNX Runtime takes no opset from 18 on")
 
 
 def node(x="x", y="y", name="", **attributes) -> onnx.NodeProto:

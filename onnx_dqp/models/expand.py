@@ -104,7 +104,10 @@ def _expand_nodes(model: ModelProto) -> None:
                 holder.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     if made and all(imported.domain != DOMAIN for imported in model.opset_import):
         model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
-    model.functions.extend(made[name] for name in sorted(made) if name not in ours)
+    others = list(model.functions)
+    del model.functions[:]
+    # First: ONNX's reference evaluator knows in a function only those that come before it.
+    model.functions.extend([*(made[name] for name in sorted(made) if name not in ours), *others])
 
 
 def _forget_domain(model: ModelProto) -> None:

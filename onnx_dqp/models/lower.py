@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import onnx.version_converter
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, TypeProto, defs, helper
+from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, TensorProto, TypeProto, defs, helper
 
 from onnx_dqp.models.scopes import MAIN_DOMAINS, Scope, declared_opset, is_packed, label, scopes, with_types
 from onnx_dqp.rules import integer, shown
@@ -28,11 +28,14 @@ _OVERLOADS_IR = 10
 
 
 class OpsetError(ValueError):
-    """A model that cannot be expressed in an opset: one line with the operator, its node and both versions."""
+    """A model that cannot be expressed in an opset: one line with the operator, its node and both versions.
+
+    Also an opset that none can be expressed in.
+    """
 
 
 def checked_opset(value: int | None) -> int:
-    """The opset to lower to; anything but None and 18 to 29 is a ValueError."""
+    """The opset to lower to; anything but None and 18 to 29 is an OpsetError."""
     if value is None:
         return DEFAULT_OPSET
     try:
@@ -40,7 +43,7 @@ def checked_opset(value: int | None) -> int:
     except TypeError:
         number = -1
     if not LOWEST_OPSET <= number <= NEWEST_KNOWN:
-        raise ValueError(f"opset is {shown(value)}, expected {LOWEST_OPSET} to {NEWEST_KNOWN}")
+        raise OpsetError(f"opset is {shown(value)}, expected {LOWEST_OPSET} to {NEWEST_KNOWN}")
     return number
 
 
@@ -98,9 +101,9 @@ def lower(model: ModelProto, target: int) -> ModelProto:
     """
     version = declared_opset(model)
     if version > target:
-        problem = _first_unfit(model, target)
-        if problem is not None:
-            model = _converted(model, target, problem)
+        problems = list(_problems(model, target))
+        if problems:
+            model = _converted(model, target, problems)
         for holder in (model, *model.functions):
             for imported in holder.opset_import:
                 if imported.domain in MAIN_DOMAINS:
@@ -111,20 +114,19 @@ def lower(model: ModelProto, target: int) -> ModelProto:
     return model
 
 
-def _first_unfit(model: ModelProto, target: int) -> str | None:
-    """What is wrong with the first node that the target does not have, or None."""
+def _problems(model: ModelProto, target: int) -> Iterator[tuple[NodeProto, str]]:
+    """The nodes that the target does not have, and what is wrong with each."""
     version = declared_opset(model)
     inferred = with_types(model)
     for scope, typed in zip(scopes(model), scopes(inferred), strict=True):
-        if not isinstance(scope.proto, type(model.graph)):
+        if isinstance(scope.proto, FunctionProto):
             version = declared_opset(scope.proto)
         for node in scope.proto.node:
             if node.domain in MAIN_DOMAINS and not is_packed(node):
                 problem = _unfit(node, typed, version, target)
                 if problem:
                     where = f"{node.op_type} node {label(node)} ({scope.where})"
-                    return f"{where} of opset {version} cannot be expressed in opset {target}: {problem}"
-    return None
+                    yield node, f"{where} of opset {version} cannot be expressed in opset {target}: {problem}"
 
 
 def _schema(node: NodeProto, version: int) -> defs.OpSchema | None:
@@ -208,8 +210,13 @@ def _changed(node: NodeProto, output: TypeProto | None, target: int, version: in
     return None
 
 
-def _converted(model: ModelProto, target: int, problem: str) -> ModelProto:
-    """The model by way of ``onnx.version_converter``, which drops functions and refuses opsets it does not know."""
+def _converted(model: ModelProto, target: int, problems: list[tuple[NodeProto, str]]) -> ModelProto:
+    """The model by way of ``onnx.version_converter``, which drops functions and refuses opsets it does not know.
+
+    It also leaves nodes alone that the older opset has with another meaning, or for fewer types. Those are refused.
+    """
+    problem = problems[0][1]
+    unfit = {_content(node): problem for node, problem in problems}
     if model.functions:
         raise OpsetError(problem)
     held = ModelProto()
@@ -232,8 +239,16 @@ def _converted(model: ModelProto, target: int, problem: str) -> ModelProto:
         for node in scope.proto.node:
             if node.domain == "onnx_dqp.unconverted":
                 node.domain = ""
+            elif _content(node) in unfit:
+                raise OpsetError(f"{unfit[_content(node)]}; onnx.version_converter does not change it")
     imports = [imported for imported in held.opset_import if imported.domain != "onnx_dqp.unconverted"]
     del held.opset_import[:]
     held.opset_import.extend(imports)
     held.metadata_props.extend(model.metadata_props)
     return held
+
+
+def _content(node: NodeProto) -> tuple[Any, ...]:
+    """What a node is, whatever the order of its attributes."""
+    attributes = sorted(attribute.SerializeToString(deterministic=True) for attribute in node.attribute)
+    return node.op_type, tuple(node.input), tuple(node.output), tuple(attributes)

@@ -16,6 +16,9 @@ from onnx_dqp.schema import OP_TYPE
 MAIN_DOMAINS = ("", "ai.onnx")
 """Both spellings of ONNX's main domain."""
 
+_UNKNOWN = "onnx_dqp.unknown"
+"""A domain of no operators: inference passes by its nodes."""
+
 _SMALL = 1024
 """Bytes of a tensor whose contents shape inference may look at, for example the shape of a Reshape."""
 
@@ -138,12 +141,14 @@ def with_types(model: ModelProto) -> ModelProto:
     """
     copy = ModelProto()
     copy.CopyFrom(model)
+    for holder in (copy, *copy.functions):
+        holder.opset_import.append(helper.make_opsetid(_UNKNOWN, 1))
     for scope in scopes(copy):
         tensors = [] if isinstance(scope.proto, FunctionProto) else list(scope.proto.initializer)
         for node in scope.proto.node:
             tensors += [attribute.t for attribute in node.attribute if attribute.HasField("t")]
             if is_packed(node):
-                node.domain = "onnx_dqp.unknown"
+                node.domain = _UNKNOWN
                 dtype = output_type(node)
                 if dtype is not None and isinstance(scope.proto, GraphProto) and node.output:
                     shape = next((a.ints for a in node.attribute if a.name == "shape" and not a.ref_attr_name), None)
