@@ -40,6 +40,7 @@ check: $(VENV)/dev
 	$(BIN)/python scripts/generate_test_data.py --check
 	$(BIN)/python scripts/write_suite_tables.py --check
 	$(BIN)/python scripts/write_performance.py --check
+	$(BIN)/python scripts/write_magika.py --check
 	$(BIN)/python scripts/check_package.py
 
 benchmark: $(VENV)/dev

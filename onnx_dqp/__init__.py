@@ -2,6 +2,7 @@
 
 ``DequantizePacked`` plugs into ``onnx.reference.ReferenceEvaluator(model, new_ops=[DequantizePacked])``;
 ``ReferenceEvaluator`` is that class with the operator plugged in everywhere; ``dequantize`` is the same as a function.
+``expand``, ``fold`` and ``check`` work on models, ``explain`` on one block.
 Importing the package registers nothing with ``onnx``; ``register_schema`` does.
 """
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from onnx_dqp.models.fold import fold
     from onnx_dqp.op import DequantizePacked
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "FORMATS",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import tempfile
 from pathlib import Path
 from unittest import TestCase
+
+import onnx
 
 import onnx_dqp
 from conformance.folder import REPOSITORY
@@ -40,8 +44,15 @@ class Readme(TestCase):
     def test_its_examples_run(self):
         examples = re.findall(r"<!-- test: \w+ -->\n```python\n(.*?)```", README, re.DOTALL)
         self.assertEqual(len(examples), README.count("```python"))
-        for example in examples:
-            exec(compile(example.replace("print(", "str("), "README.md", "exec"), {})
+        self.addCleanup(os.chdir, os.getcwd())
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            for example in examples:
+                names: dict[str, object] = {}
+                exec(compile(example.replace("print(", "str("), "README.md", "exec"), names)
+                if "model" in names:  # the first example's is the one that the others load
+                    onnx.save(names["model"], "model.onnx")
+            os.chdir("/")
 
     def test_its_error_messages(self):
         block = re.search(r"```text\n(.*?)```", README, re.DOTALL)[1].splitlines()
