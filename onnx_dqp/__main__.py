@@ -8,17 +8,17 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, numpy_helper
 
-from onnx_dqp.console import UsageError, one_line, printable, progress, run_command
+from onnx_dqp.console import UsageError, fail, one_line, printable, progress, run_command
 from onnx_dqp.dequantize import dequantize
 from onnx_dqp.errors import PackedTensorError
 from onnx_dqp.formats import FORMATS
-from onnx_dqp.rules import OUTPUT_DTYPES, find_format, payload_size, show
+from onnx_dqp.rules import OUTPUT_DTYPES, find_format, packed_size, payload_size, show, shown
 
 PROGRAM = "onnx-dqp"
 
@@ -29,8 +29,15 @@ KINDS = (".npy", ".pb")
 """Files of arrays that are written and read."""
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; ``--help`` says the rest."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(fail(PROGRAM, f"{message} ({self.prog} --help)"))
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=PROGRAM,
         description="Models that use ONNX's DequantizePacked: look into them, check, run and convert them.",
         epilog="exit status: 0 done; 1 check found problems; 2 bad usage, or input that cannot be read",
@@ -111,16 +118,20 @@ def _parser() -> argparse.ArgumentParser:
 def _add_files(command: argparse.ArgumentParser) -> None:
     command.add_argument("input", type=Path, metavar="IN", help="a model; its external data lie beside it")
     command.add_argument("output", type=Path, metavar="OUT", help="the model to write; may not be IN")
-    command.add_argument("--opset", type=int, metavar="N", help="the opset of the result, 18 to 29 (28)")
+    command.add_argument("--opset", type=int, metavar="N", help="the opset of the result, 18 to 29 (default 28)")
     command.add_argument(
         "--external-data",
         action="store_true",
-        help="write large tensors to OUT.data; this is done anyway for a model over 2 GiB",
+        help="write large tensors to OUT.data; done anyway for a model over 2 GiB. Without it, external data stay in "
+        "their files where OUT is in the folder of IN, and are copied to OUT.data where it is not",
     )
 
 
 def _shape(text: str) -> tuple[int, ...]:
-    return tuple(int(dim) for dim in text.split(","))
+    try:
+        return tuple(int(dim) for dim in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}, expected dimensions such as 2,32") from None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -132,13 +143,10 @@ def _main(arguments: Sequence[str] | None) -> int:
     parsed = _parser().parse_args(arguments)
     if find_spec("rich") is None:
         raise UsageError("rich is not installed: pip install 'onnx_dqp[cli]'")
-    from onnx_dqp.models.files import ModelFileError  # noqa: PLC0415
-    from onnx_dqp.models.lower import OpsetError  # noqa: PLC0415
-
     run: Callable[[argparse.Namespace], int] = parsed.run
     try:
         return run(parsed)
-    except (PackedTensorError, OpsetError, ModelFileError) as error:
+    except ValueError as error:  # PackedTensorError, OpsetError, ModelFileError, functions in a circle
         raise UsageError(str(error)) from None
 
 
@@ -184,7 +192,8 @@ def _packed(model: ModelProto) -> Iterator[dict[str, Any]]:
                 continue
             attributes, _ = examine(node.attribute)
             format, dims = attributes.format, attributes.dims
-            elements = None if dims is None else int(np.prod(dims, dtype=object))
+            size = payload_size(format, dims) if format and dims is not None else None
+            elements = None if format is None or size is None else size // format.bytes * format.elements
             x = node.input[0] if node.input else ""
             yield {
                 "name": printable(x, 60),
@@ -194,7 +203,7 @@ def _packed(model: ModelProto) -> Iterator[dict[str, Any]]:
                 "shape": None if dims is None else list(dims),
                 "type": None if attributes.output_dtype is None else _type_name(attributes.output_dtype),
                 "elements": elements,
-                "bytes": payload_size(format, dims) if format and dims is not None else None,
+                "bytes": size,
                 "bits_per_element": format.bits_per_element if format else None,
             }
 
@@ -204,12 +213,17 @@ def _type_name(number: int) -> str:
 
 
 def _report(path: Path, before: ModelProto, after: ModelProto, what: str) -> None:
-    from onnx_dqp.models.scopes import declared_opset  # noqa: PLC0415
+    from onnx_dqp.models.files import tensors  # noqa: PLC0415
+    from onnx_dqp.models.scopes import declared_opset, external  # noqa: PLC0415
 
     left = sum(1 for _ in _packed(after))
     done = sum(1 for _ in _packed(before)) - left
     stay = f", {left} without a constant payload {'stays' if left == 1 else 'stay'}" if left else ""
-    print(f"{path}: {done} node{'' if done == 1 else 's'} {what}{stay}, opset {declared_opset(after)}")
+    data = sorted({external(tensor)["location"] for tensor in tensors(after) if "location" in external(tensor)})
+    where = f" (data in {', '.join(data)})" if data else ""
+    print(
+        printable(f"{path}{where}: {done} node{'' if done == 1 else 's'} {what}{stay}, opset {declared_opset(after)}")
+    )
 
 
 def _inspect(parsed: argparse.Namespace) -> int:
@@ -268,26 +282,28 @@ def _check(parsed: argparse.Namespace) -> int:
 
 def _files(parsed: argparse.Namespace) -> ModelProto:
     """The input model, after a look at what is to be written."""
-    from onnx_dqp.models.files import data_path, external, read_model, tensors  # noqa: PLC0415
+    from onnx_dqp.models.files import demand_other_files, octets, read_model, tensors  # noqa: PLC0415
+    from onnx_dqp.models.scopes import external  # noqa: PLC0415
 
     output: Path = parsed.output
-    _check_output(output)
-    if output.exists() and parsed.input.exists() and output.samefile(parsed.input):
-        raise UsageError(f"{output} is the input, expected another file to write")
+    written = (output, _data_file(output))
+    for path in written:
+        _check_output(path)
+        if path.exists() and parsed.input.exists() and path.samefile(parsed.input):
+            raise UsageError(f"{path} is the input, expected another file to write")
     model = read_model(parsed.input)
-    written = _data_file(output)
+    demand_other_files(model, parsed.input.parent, *written)
     for tensor in tensors(model):
         if external(tensor):
-            path = data_path(tensor, parsed.input.parent)
-            for new in (output, written):
-                if new.exists() and path.exists() and new.samefile(path):
-                    raise UsageError(f"{new} holds data of the input, expected another file to write")
+            octets(tensor, parsed.input.parent)  # only mapped: whether they are there
     return model
 
 
 def _check_output(path: Path) -> None:
     if path.is_dir():
         raise UsageError(f"{path} is a folder, expected a file to write")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is no ordinary file, expected one to write")
     if not path.parent.is_dir():
         raise UsageError(f"{path.parent} is no folder")
 
@@ -316,14 +332,12 @@ def _opset(number: int | None) -> int:
 
 
 def _fold(parsed: argparse.Namespace) -> int:
-    from onnx_dqp.models.check import check  # noqa: PLC0415
+    from onnx_dqp.models.check import demand_valid  # noqa: PLC0415
     from onnx_dqp.models.files import MOST_INLINE, DataFile, write_model  # noqa: PLC0415
     from onnx_dqp.models.fold import folded, folded_size  # noqa: PLC0415
 
     model = _files(parsed)
-    _opset(parsed.opset)
-    for problem in check(model):
-        raise UsageError(str(problem))
+    demand_valid(model)
     dtype = TYPES[parsed.dtype] if parsed.dtype else None
     base = parsed.input.parent
     everything = parsed.external_data or folded_size(model, dtype) + model.ByteSize() > MOST_INLINE
@@ -362,7 +376,8 @@ def _run(parsed: argparse.Namespace) -> int:
         for name in wanted:
             if name not in inputs and name not in optional:
                 raise UsageError(f"input {name!r} is missing: --input {name}=FILE")
-        outputs = evaluator.run(None, inputs)
+        with np.errstate(all="ignore"):  # infinities and NaN are values here
+            outputs = evaluator.run(None, inputs)
     except (UsageError, PackedTensorError):
         raise
     except Exception as error:
@@ -413,22 +428,29 @@ def _write_array(path: Path, array: NDArray[Any], name: str) -> None:
         new.commit()
 
 
-def _payload(name: str) -> NDArray[np.uint8]:
+def _payload(name: str, most: int) -> NDArray[np.uint8]:
+    """A payload's bytes; of what is no ordinary file, no more than one over ``most``."""
     if name == "-":
-        return np.frombuffer(sys.stdin.buffer.read(), np.uint8)
+        return np.frombuffer(sys.stdin.buffer.read(most + 1), np.uint8)
     path = Path(name)
     if path.is_file() and path.stat().st_size:
         return np.memmap(path, np.uint8, "r")
-    return np.frombuffer(path.read_bytes(), np.uint8)
+    with path.open("rb") as file:
+        return np.frombuffer(file.read(most + 1), np.uint8)
 
 
 def _decode(parsed: argparse.Namespace) -> int:
     if parsed.output.suffix not in KINDS:
         raise UsageError(f"{parsed.output}: expected a name that ends in {' or '.join(KINDS)}")
     _check_output(parsed.output)
-    find_format(parsed.format)
-    array = dequantize(_payload(parsed.file), parsed.format, parsed.shape, TYPES[parsed.dtype])
+    given = Path(parsed.file)
+    if parsed.file != "-" and parsed.output.exists() and given.exists() and parsed.output.samefile(given):
+        raise UsageError(f"{parsed.output} is the input, expected another file to write")
+    dtype = TYPES[parsed.dtype]
+    payload = _payload(parsed.file, min(packed_size(parsed.format, parsed.shape), sys.maxsize - 1))
+    array = dequantize(payload, parsed.format, parsed.shape, dtype)
     _write_array(parsed.output, array, "y")
+    print(f"{parsed.output}: {array.dtype.name}{list(array.shape)}")
     return 0
 
 
@@ -436,11 +458,14 @@ def _explain(parsed: argparse.Namespace) -> int:
     from onnx_dqp.formats.explain import take_apart  # noqa: PLC0415
 
     format = find_format(parsed.format)
-    payload = _payload(parsed.file)
-    count = len(payload) // format.bytes
-    if not 0 <= parsed.block < count:
-        raise UsageError(f"block {parsed.block}, expected one of the {count} in {len(payload)} bytes of {parsed.file}")
+    if not 0 <= parsed.block < 1 << 40:
+        raise UsageError(f"block {shown(parsed.block)}, expected the number of a block, from 0 on")
     start = parsed.block * format.bytes
+    payload = _payload(parsed.file, start + format.bytes)
+    count = len(payload) // format.bytes
+    if parsed.block >= count:
+        found = f"{len(payload)} bytes, which hold {count} whole blocks of {format.bytes}"
+        raise UsageError(f"block {parsed.block}, but {parsed.file} has {found}")
     block = take_apart(parsed.format, payload[start : start + format.bytes])
     print(json.dumps(block.as_dict(), indent=1) if parsed.json else block)
     return 0

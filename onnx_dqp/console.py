@@ -40,7 +40,7 @@ def run_command(program: str, command: Callable[[], int]) -> int:
 
 def fail(program: str, text: str) -> int:
     """Say in one line what is wrong; returns exit status 2."""
-    print(f"{program}: {' '.join(text.split())}", file=sys.stderr)
+    print(f"{program}: {printable(text, 1000)}", file=sys.stderr)
     return 2
 
 

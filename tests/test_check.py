@@ -12,7 +12,7 @@ from parameterized import parameterized
 
 from conformance.folder import REPOSITORY
 from conformance.testdata import read
-from onnx_dqp import PackedTensorError, Problem, ReferenceEvaluator, check
+from onnx_dqp import PackedTensorError, ReferenceEvaluator, check
 from onnx_dqp.models.scopes import is_packed, scopes
 
 X = value("x", TensorProto.UINT8, [36])
@@ -145,6 +145,3 @@ class Scopes(unittest.TestCase):
         made = model([node()], [X], initializers=[payload])
         (scope,) = scopes(made)
         self.assertIsNone(scope.constant("x"))
-
-    def test_problem_is_plain_data(self):
-        self.assertEqual(Problem("n", "graph", "R1", "a", "b", "a, expected b").found, "a")

@@ -21,6 +21,29 @@ def block_of(format, name="explain"):
     return payloads.ordinary_blocks(format, 1, name).tobytes()
 
 
+def weight(name, rule, element, block):
+    """What an element's scale is multiplied with, from its code and the bits named for its sign."""
+
+    def ones(part):
+        return sum(block[s.byte] >> bit & 1 for s in element.sources if s.part == part for bit in s.bits)
+
+    if element.column is not None:
+        found = float(rule.rows[element.code, element.column])
+        if name in ("IQ1_S", "IQ1_M"):
+            return found + (-0.125 if ones("delta") else 0.125)
+        return -found if ones("sign") % 2 else found
+    if rule.values is not None:
+        return float(rule.values[element.code])
+    return None if name == "TQ1_0" else element.code + rule.code_offset
+
+
+def ternary_place(number):
+    """Which ternary digit of its byte an element of TQ1_0 is."""
+    if number < 160:
+        return number // 32
+    return (number - 160) // 16 if number < 240 else (number - 240) // 4
+
+
 class EveryFormat(unittest.TestCase):
     @parameterized.expand(FORMAT_ROWS)
     def test_fields_are_all_bytes_in_order(self, _, format):
@@ -39,20 +62,20 @@ class EveryFormat(unittest.TestCase):
 
     @parameterized.expand(FORMAT_ROWS)
     def test_scale_and_minimum_give_the_values(self, _, format):
-        # From the parts alone: value = scale * weight (* sign) (-+ min), in double, near enough to tell parts apart.
+        """From the parts alone: scale times weight, with its sign, and the minimum; in DOUBLE, rounded once."""
         block = block_of(format)
         found, rule = take_apart(format.identifier, block), RULES[format.name]
+        wanted = expected(format.identifier, block)
         for sub_block in found.sub_blocks:
             for number in range(sub_block.first, sub_block.last + 1):
                 element = found.elements[number]
-                value = element.value
+                factor = weight(format.name, rule, element, block)
+                if factor is None:
+                    factor = int(element.code * 3 ** ternary_place(number) % 256 * 3 >> 8) - 1
+                value = sub_block.scale * factor
                 if sub_block.minimum is not None:
-                    value -= rule.minimum_sign * sub_block.minimum
-                if sub_block.scale == 0:
-                    self.assertEqual(value, 0)
-                    continue
-                weight = value / sub_block.scale
-                self.assertAlmostEqual(weight * 8, round(weight * 8), delta=0.02, msg=number)
+                    value += rule.minimum_sign * sub_block.minimum
+                self.assertEqual(np.float32(value), wanted[number], number)
 
     @parameterized.expand(FORMAT_ROWS)
     def test_the_bits_named_and_no_others_decide(self, _, format):

@@ -97,6 +97,20 @@ class Constants(unittest.TestCase):
         self.assertEqual([n.op_type for n in folded.functions[0].node], ["Constant", "Identity"])
         np.testing.assert_array_equal(run(folded, PAYLOAD)[0], WANTED)
 
+    def test_a_new_name_is_new_everywhere(self):
+        inner = helper.make_graph(
+            [node("x", "t"), helper.make_node("Cast", ["t_as_float16"], ["u"], to=1),
+             helper.make_node("Add", ["t", "u"], ["r"])], "inner", [], [value("r", 1, [2, 32])])  # fmt: skip
+        other = helper.make_graph([helper.make_node("Identity", ["y"], ["o"])], "other", [], [value("o", 1, [2, 32])])
+        nodes = [
+            helper.make_node("Cast", ["c"], ["half"], to=10),
+            helper.make_node("Identity", ["half"], ["t_as_float16"]),
+            node(),
+            helper.make_node("If", ["c"], ["z"], then_branch=inner, else_branch=other),
+        ]
+        folded = fold(model(nodes, [C], [value("z", 1, [2, 32])], [payload()]), dtype=10, opset=newest_opset())
+        np.testing.assert_array_equal(run(folded, np.array(True))[0], WANTED.astype("f2").astype("f4") + 1)
+
     def test_what_is_no_constant_stays_and_so_does_the_opset(self):
         made = model([node(), node("w", "z")], [value("x", TensorProto.UINT8, [36])], [Y, value("z", 1, [2, 32])],
                      initializers=[payload("w")])  # fmt: skip
@@ -105,7 +119,7 @@ class Constants(unittest.TestCase):
         self.assertEqual(folded.opset_import[0].version, 29)
         y, z = ReferenceEvaluator(folded).run(None, {"x": PAYLOAD})
         np.testing.assert_array_equal(y, z)
-        with self.assertRaisesRegex(OpsetError, "1 node.* no constant payload"):
+        with self.assertRaisesRegex(OpsetError, "1 DequantizePacked without a constant payload must stay, in opset 29"):
             fold(made, opset=21)
 
     @parameterized.expand([("type", {"dtype": 7}), ("opset", {"opset": 17})])
@@ -174,6 +188,18 @@ class Files(unittest.TestCase):
         path = self.folder / "bad.onnx"
         path.write_bytes(content)
         with self.assertRaisesRegex(ModelFileError, f"bad.onnx {message}"):
+            read_model(path)
+
+    def test_the_input_s_data_are_not_written_over(self):
+        made, _ = self.write_external()
+        with self.assertRaisesRegex(ModelFileError, "holds data of the input"):
+            fold(made, base_dir=self.folder, external_data=self.folder / "in.onnx.weights")
+
+    def test_names_that_are_no_text(self):
+        content = model([node()], outputs=[Y], initializers=[payload()]).SerializeToString()
+        path = self.folder / "bad.onnx"
+        path.write_bytes(content.replace(b"DequantizePacked", b"Dequantize\xff\xfeaked"))
+        with self.assertRaisesRegex(ModelFileError, "not UTF-8"):
             read_model(path)
 
     def test_every_truncation_is_refused_or_no_model_of_the_operator(self):

@@ -256,7 +256,8 @@ def _sub_blocks(rule: Rule, octets: NDArray[np.uint8]) -> Iterator[SubBlock]:
                 (minimum,) = _number(octets, rule, own["min"], "f2")
             if "min factor" in own:
                 (minimum_factor,) = integers(octets, own["min factor"])
-                minimum = _number(octets, rule, own["min"], "f2")[0] * np.float32(minimum_factor)
+                assert minimum is not None
+                minimum = minimum * np.float32(minimum_factor)
         yield SubBlock(
             first,
             stop - 1,

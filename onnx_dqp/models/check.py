@@ -10,7 +10,7 @@ from onnx import FunctionProto, ModelProto, NodeProto, TensorProto
 
 from onnx_dqp.attributes import examine
 from onnx_dqp.errors import PackedTensorError
-from onnx_dqp.models.scopes import Scope, declared_opset, is_packed, scopes, with_types
+from onnx_dqp.models.scopes import Scope, declared_opset, is_packed, scopes, stated_length, with_types
 from onnx_dqp.schema import SINCE_VERSION, check_input
 
 
@@ -29,6 +29,8 @@ class Problem:
         version that the model or function imports.
     found, expected
         What is there and what should be; ``expected`` is empty where ``found`` says it all.
+    text
+        Both in one line.
     """
 
     node: str
@@ -36,10 +38,10 @@ class Problem:
     rule: str
     found: str
     expected: str
-    _text: str = ""
+    text: str
 
     def __str__(self) -> str:
-        return f"{self.place}: node {self.node!r}: {self.rule}: {self._text}"
+        return f"{self.place}: node {self.node!r}: {self.rule}: {self.text}"
 
 
 def check(model: ModelProto) -> list[Problem]:
@@ -53,22 +55,31 @@ def check(model: ModelProto) -> list[Problem]:
     -------
     The problems in the order of nodes, empty where there are none.
     """
+    return [
+        Problem(node, place, error.rule, error.found, error.expected, str(error))
+        for node, place, error in _errors(model)
+    ]
+
+
+def demand_valid(model: ModelProto) -> None:
+    """Raise the first problem that ``check`` finds, as a PackedTensorError with its node and place."""
+    for node, place, error in _errors(model):
+        raise error.within(f"{place}: node {node!r}: {error.rule}")
+
+
+def _errors(model: ModelProto) -> Iterator[tuple[str, str, PackedTensorError]]:
+    """Node, place and error."""
     if not any(is_packed(node) for scope in scopes(model) for node in scope.proto.node):
-        return []
-    problems = []
-    inferred = with_types(model)
+        return
     version = declared_opset(model)
-    for scope, typed in zip(scopes(model), scopes(inferred), strict=True):
+    for scope, typed in zip(scopes(model), scopes(with_types(model)), strict=True):
         if isinstance(scope.proto, FunctionProto):
             version = declared_opset(scope.proto)
         for node in scope.proto.node:
             if is_packed(node):
                 name = node.name or next(iter(node.output), "")
-                problems += [
-                    Problem(name[:60], scope.where, error.rule, error.found, error.expected, str(error))
-                    for error in _node_problems(node, scope, typed, version)
-                ]
-    return problems
+                for error in _node_problems(node, scope, typed, version):
+                    yield name[:60], scope.where, error
 
 
 def _node_problems(node: NodeProto, scope: Scope, typed: Scope, version: int) -> Iterator[PackedTensorError]:
@@ -97,8 +108,8 @@ def _payload_problems(payload: TensorProto) -> Iterator[PackedTensorError]:
     """What an initializer holds, beside what its type says."""
     length = math.prod(payload.dims)
     if payload.data_location == TensorProto.EXTERNAL:
-        stated = {entry.key: entry.value for entry in payload.external_data}.get("length", "")
-        held = int(stated) if stated.isdecimal() else length
+        stated = stated_length(payload)
+        held = length if stated is None else stated
     else:
         held = len(payload.raw_data) if payload.HasField("raw_data") else len(payload.int32_data)
     if held != length:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from types import TracebackType
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnx_dqp.console import one_line
-from onnx_dqp.models.scopes import scopes
+from onnx_dqp.models.scopes import clear_data, external, scopes, stated_length
 from onnx_dqp.rules import OUTPUT_DTYPES
 
 if TYPE_CHECKING:
@@ -64,20 +65,26 @@ def read_model(path: Path) -> ModelProto:
         raise ModelFileError(f"{path} is no ONNX model, or cut off: protobuf cannot parse it") from None
     if not (model.ir_version and model.HasField("graph") and model.opset_import):
         raise ModelFileError(f"{path} is no ONNX model: it has no IR version, graph or opset")
+    if not _texts_are_text(model):
+        raise ModelFileError(f"{path} is damaged: it has names that are not UTF-8")
     return model
+
+
+def _texts_are_text(message: Any) -> bool:
+    """Whether all strings of a message are UTF-8: protobuf gives bytes for those that are not."""
+    for field, value in message.ListFields():
+        many = value if not isinstance(value, (str, bytes, int, float)) and hasattr(value, "__len__") else [value]
+        if field.type == field.TYPE_STRING and not all(isinstance(text, str) for text in many):
+            return False
+        if field.type == field.TYPE_MESSAGE and not all(map(_texts_are_text, many)):
+            return False
+    return True
 
 
 def stored_size(tensor: TensorProto) -> int:
     """About how many bytes a tensor takes, in the model or outside."""
-    length = external(tensor).get("length", "")
-    return int(length) if length.isdecimal() else tensor.ByteSize()
-
-
-def external(tensor: TensorProto) -> dict[str, str]:
-    """What a tensor says of its external data; empty where it has none."""
-    if tensor.data_location != TensorProto.EXTERNAL:
-        return {}
-    return {entry.key: entry.value for entry in tensor.external_data}
+    stated = stated_length(tensor)
+    return tensor.ByteSize() if stated is None else stated
 
 
 def octets(tensor: TensorProto, base: Path) -> NDArray[np.uint8]:
@@ -91,7 +98,8 @@ def octets(tensor: TensorProto, base: Path) -> NDArray[np.uint8]:
     if tensor.data_location != TensorProto.EXTERNAL:
         if tensor.HasField("raw_data"):
             return np.frombuffer(tensor.raw_data, np.uint8)
-        return np.frombuffer(np.ascontiguousarray(numpy_helper.to_array(tensor)).tobytes(), np.uint8)
+        # By way of a tensor with raw data, which packs types of less than eight bits.
+        return np.frombuffer(numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data, np.uint8)
     stated = external(tensor)
     name = stated.get("location", "")
     path = data_path(tensor, base)
@@ -145,7 +153,7 @@ def read_tensor(path: Path) -> NDArray[Any]:
     tensor = TensorProto()
     try:
         tensor.ParseFromString(path.read_bytes())
-    except Exception as error:  # protobuf's DecodeError has no public name in all versions
+    except Exception as error:  # protobuf's, of several types
         raise ValueError(f"the file is no TensorProto ({one_line(error)})") from None
     if any(dim < 0 for dim in tensor.dims):
         raise ValueError(f"the TensorProto has dims {list(tensor.dims)[:8]}, expected none negative")
@@ -167,8 +175,11 @@ class NewFile:
     """A file that appears under its name when it is complete: in a ``with``, then ``commit()``."""
 
     def __init__(self, path: Path) -> None:
+        if path.exists() and not path.is_file():
+            raise ModelFileError(f"{path} is no ordinary file, expected one to write or to replace")
         self.path = path
-        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        target = path.resolve()  # where a link leads to
+        self._target, self._temporary = target, target.with_name(f".{target.name}.{os.getpid()}.tmp")
 
     def __enter__(self) -> Self:
         self.file: IO[bytes] = self._temporary.open("wb")
@@ -178,7 +189,7 @@ class NewFile:
         """Give it its name."""
         self.file.flush()
         self.file.close()
-        self._temporary.replace(self.path)
+        self._temporary.replace(self._target)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -188,22 +199,49 @@ class NewFile:
 
 
 class DataFile(NewFile):
-    """A file of external data."""
+    """A file of external data.
+
+    Tensors refer to it by a provisional name, which no other tensor has, until ``settle()``.
+    """
 
     def add(self, tensor: TensorProto, content: NDArray[Any]) -> None:
         """Write a tensor's bytes, and let the tensor refer to them."""
         self.file.write(b"\0" * (-self.file.tell() % ALIGNMENT))
         offset = self.file.tell()
+        if sys.byteorder == "big":
+            content = content.byteswap()
         flat = content.reshape(-1).view(np.uint8)
         for start in range(0, len(flat), _PART):
             self.file.write(flat[start : start + _PART].data)
-        for field in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
-            tensor.ClearField(field)
+        clear_data(tensor)
         del tensor.external_data[:]
         tensor.data_location = TensorProto.EXTERNAL
-        for key, value in (("location", self.path.name), ("offset", str(offset)), ("length", str(len(flat)))):
-            entry = tensor.external_data.add()
-            entry.key, entry.value = key, value
+        stated = (("location", self._temporary.name), ("offset", str(offset)), ("length", str(len(flat))))
+        for key, value in stated:
+            tensor.external_data.add(key=key, value=value)
+
+    def holds(self, tensor: TensorProto) -> bool:
+        """Whether a tensor refers to what was written to it."""
+        return external(tensor).get("location") == self._temporary.name
+
+    def settle(self, model: ModelProto) -> bool:
+        """Give the file's own name to the tensors that refer to it; whether there are any."""
+        held = [tensor for tensor in tensors(model) if self.holds(tensor)]
+        for tensor in held:
+            for entry in tensor.external_data:
+                if entry.key == "location":
+                    entry.value = self.path.name
+        return bool(held)
+
+
+def demand_other_files(model: ModelProto, base: Path, *new: Path) -> None:
+    """Refuse to write over external data of a model."""
+    for tensor in tensors(model):
+        if external(tensor):
+            path = data_path(tensor, base)
+            for written in new:
+                if written.exists() and path.exists() and written.samefile(path):
+                    raise ModelFileError(f"{written} holds data of the input, expected another file to write")
 
 
 def move_out(model: ModelProto, base: Path, data: DataFile, everything: bool, progress: Progress = no_progress) -> None:
@@ -216,13 +254,13 @@ def move_out(model: ModelProto, base: Path, data: DataFile, everything: bool, pr
     base
         The folder that tensors' locations are relative to.
     data
-        Tensors that refer to it already stay as they are.
+        Tensors that it holds already stay as they are.
     everything
         Also tensors that are in the model; else those in external files only.
     progress
         Told of bytes.
     """
-    moved = [t for t in tensors(model) if external(t).get("location") != data.path.name and _moves(t, everything)]
+    moved = [tensor for tensor in tensors(model) if not data.holds(tensor) and _moves(tensor, everything)]
     total, done = sum(stored_size(tensor) for tensor in moved), 0
     for tensor in moved:
         data.add(tensor, octets(tensor, base))
@@ -239,7 +277,7 @@ def _moves(tensor: TensorProto, everything: bool) -> bool:
 def write_model(
     model: ModelProto, path: Path, base: Path, data: DataFile, *, everything: bool, progress: Progress = no_progress
 ) -> None:
-    """Write a model, and the file of external data before it, whole or not at all.
+    """Write a model, and the file of external data just before it, each whole or not at all.
 
     Parameters
     ----------
@@ -259,6 +297,7 @@ def write_model(
     """
     if everything or not base.samefile(path.parent):
         move_out(model, base, data, everything, progress)
+    has_data = data.settle(model)
     try:
         content = model.SerializeToString()
     except Exception as error:  # protobuf's, of several types
@@ -267,6 +306,6 @@ def write_model(
         ) from None
     with NewFile(path) as new:
         new.file.write(content)
-        if data.file.tell():
+        if has_data:
             data.commit()
         new.commit()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 from dataclasses import dataclass
@@ -14,12 +13,20 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, 
 
 from onnx_dqp.attributes import Attributes, read_attributes
 from onnx_dqp.dequantize import dequantize
-from onnx_dqp.errors import PackedTensorError
-from onnx_dqp.models.check import check
-from onnx_dqp.models.files import MOST_INLINE, DataFile, ModelFileError, Progress, no_progress, octets
+from onnx_dqp.models.expand import prepared
+from onnx_dqp.models.files import (
+    MOST_INLINE,
+    DataFile,
+    ModelFileError,
+    Progress,
+    demand_other_files,
+    no_progress,
+    octets,
+)
 from onnx_dqp.models.lower import OpsetError, checked_opset, lower
 from onnx_dqp.models.scopes import Scope, is_packed, scopes
 from onnx_dqp.rules import OUTPUT_DTYPES, check_output_dtype
+from onnx_dqp.schema import SINCE_VERSION
 
 
 def fold(
@@ -63,10 +70,13 @@ def fold(
         The initializers do not fit in a model without external data; the payloads' file is not as the model states; or
         (OpsetError) the model cannot be expressed in the opset.
     """
-    with contextlib.ExitStack() as stack:
-        data = None if external_data is None else stack.enter_context(DataFile(Path(external_data)))
-        result = folded(model, dtype, opset, Path(base_dir), data)
-        if data is not None:
+    base = Path(base_dir)
+    if external_data is None:
+        return folded(model, dtype, opset, base, None)
+    demand_other_files(model, base, Path(external_data))
+    with DataFile(Path(external_data)) as data:
+        result = folded(model, dtype, opset, base, data)
+        if data.settle(result):
             data.commit()
     return result
 
@@ -102,18 +112,16 @@ def folded(
     target = checked_opset(opset)
     if dtype is not None:
         check_output_dtype(dtype)
-    for problem in check(model):
-        raise PackedTensorError(str(problem), rule=problem.rule)
-    result = ModelProto()
-    result.CopyFrom(model)
+    result = prepared(model)
     foldings, remaining = _plan(result, dtype)
-    if remaining and opset is not None and target < 29:
-        raise OpsetError(f"{remaining} nodes have no constant payload and stay, expected opset 29")
+    if remaining and opset is not None and target < SINCE_VERSION:
+        raise OpsetError(f"{remaining} DequantizePacked without a constant payload must stay, in opset {SINCE_VERSION}")
     total, done = sum(folding.size for folding in foldings), 0
     if data is None and total > MOST_INLINE:
         raise ModelFileError(f"the folded tensors have {total} bytes, expected at most 2 GiB without external data")
+    taken = {name for scope in scopes(result) for name in scope.names}
     for folding in foldings:
-        _replace(folding, base, data)
+        _replace(folding, base, data, taken)
         done += folding.size
         progress(done, total)
     _drop_unused(result, {folding.payload.name for folding in foldings})
@@ -141,15 +149,16 @@ def _plan(model: ModelProto, dtype: int | None) -> tuple[list[_Folding], int]:
     return foldings, remaining
 
 
-def _replace(folding: _Folding, base: Path, data: DataFile | None) -> None:
-    """Put the decoded tensor in the node's place."""
+def _replace(folding: _Folding, base: Path, data: DataFile | None, taken: set[str]) -> None:
+    """Put the decoded tensor in the node's place, under a name that is not taken anywhere in the model."""
     proto, node = folding.scope.proto, folding.node
     y = node.output[0]
     values = folding.decoded(base)
     own = folding.attributes.output_dtype
     name = y if folding.dtype == own else f"{y}_as_{TensorProto.DataType.Name(folding.dtype).lower()}"
-    while name != y and name in folding.scope.names:
+    while name != y and name in taken:
         name += "_"
+    taken.add(name)
     nodes = []
     if isinstance(proto, GraphProto):
         tensor = proto.initializer.add()
@@ -180,13 +189,14 @@ def _drop_unused(model: ModelProto, names: set[str]) -> None:
         for node in scope.proto.node:
             used.update(node.input)
         used.update(value if isinstance(value, str) else value.name for value in scope.proto.output)
+    unused = names - used
     for scope in scopes(model):
         proto = scope.proto
         if isinstance(proto, GraphProto):
             for place in reversed(range(len(proto.initializer))):
-                if proto.initializer[place].name in names - used:
+                if proto.initializer[place].name in unused:
                     del proto.initializer[place]
         for place in reversed(range(len(proto.node))):
             node = proto.node[place]
-            if node.op_type == "Constant" and node.output and node.output[0] in names - used:
+            if node.op_type == "Constant" and node.output and node.output[0] in unused:
                 del proto.node[place]

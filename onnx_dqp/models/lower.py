@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import onnx.version_converter
 from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, TensorProto, TypeProto, defs, helper
 
+from onnx_dqp.evaluator import inlined
 from onnx_dqp.models.scopes import MAIN_DOMAINS, Scope, declared_opset, is_packed, label, scopes, with_types
 from onnx_dqp.rules import integer, shown
+from onnx_dqp.schema import OP_TYPE
 
 DEFAULT_OPSET = 28
 """The newest that ONNX Runtime 1.32 accepts."""
@@ -84,8 +87,9 @@ schemas' documents.
 def lower(model: ModelProto, target: int) -> ModelProto:
     """Let a model declare an older opset of the main domain.
 
-    A node stays as it is where it means the same in the older opset. Where one does not, ``onnx.version_converter``
-    converts the graph; DequantizePacked nodes are left alone.
+    A node stays as it is where it means the same in the older opset; attributes that came later are dropped where they
+    say what is meant without them. Where one does not, ``onnx.version_converter`` converts the graph, after functions,
+    which it would drop, are inlined. It loses metadata of graphs and nodes. DequantizePacked nodes are left alone.
 
     Parameters
     ----------
@@ -99,19 +103,34 @@ def lower(model: ModelProto, target: int) -> ModelProto:
     OpsetError
         A node does not exist in the older opset, and cannot be converted.
     """
-    version = declared_opset(model)
-    if version > target:
-        problems = list(_problems(model, target))
-        if problems:
-            model = _converted(model, target, problems)
-        for holder in (model, *model.functions):
-            for imported in holder.opset_import:
-                if imported.domain in MAIN_DOMAINS:
-                    imported.version = min(imported.version, target)
-        lowest = max([ir for _, ir, main, *_ in helper.VERSION_TABLE if main <= target], default=_LOWEST_IR)
-        overloads = any(function.overload for function in model.functions)
-        model.ir_version = min(model.ir_version, max(lowest, _OVERLOADS_IR if overloads else _LOWEST_IR))
+    if max(map(declared_opset, (model, *model.functions))) <= target:
+        return model
+    problems = list(_problems(model, target))
+    if problems and model.functions:
+        return lower(inlined(model), target) if _can_inline(model) else _refuse(problems)
+    if problems:
+        model = _converted(model, target, problems)
+    for scope in scopes(model):
+        for node in scope.proto.node:
+            if node.domain in MAIN_DOMAINS and not is_packed(node):
+                _drop_newer_defaults(node, target)
+    for holder in (model, *model.functions):
+        for imported in holder.opset_import:
+            if imported.domain in MAIN_DOMAINS:
+                imported.version = min(imported.version, target)
+    lowest = max([ir for _, ir, main, *_ in helper.VERSION_TABLE if main <= target], default=_LOWEST_IR)
+    overloads = any(function.overload for function in model.functions)
+    model.ir_version = min(model.ir_version, max(lowest, _OVERLOADS_IR if overloads else _LOWEST_IR))
     return model
+
+
+def _can_inline(model: ModelProto) -> bool:
+    """Whether ONNX's inliner leaves fewer functions: it leaves those of another opset than the model's."""
+    return any(declared_opset(function) in (0, declared_opset(model)) for function in model.functions)
+
+
+def _refuse(problems: list[tuple[NodeProto, str]]) -> ModelProto:
+    raise OpsetError(problems[0][1])
 
 
 def _problems(model: ModelProto, target: int) -> Iterator[tuple[NodeProto, str]]:
@@ -121,12 +140,21 @@ def _problems(model: ModelProto, target: int) -> Iterator[tuple[NodeProto, str]]
     for scope, typed in zip(scopes(model), scopes(inferred), strict=True):
         if isinstance(scope.proto, FunctionProto):
             version = declared_opset(scope.proto)
+        if version <= target:
+            continue
         for node in scope.proto.node:
             if node.domain in MAIN_DOMAINS and not is_packed(node):
                 problem = _unfit(node, typed, version, target)
                 if problem:
                     where = f"{node.op_type} node {label(node)} ({scope.where})"
                     yield node, f"{where} of opset {version} cannot be expressed in opset {target}: {problem}"
+
+
+@cache
+def known_opset() -> int:
+    """The newest opset whose operators the installed ``onnx`` knows, whatever ``register_schema`` has added."""
+    schemas = defs.get_all_schemas_with_history()
+    return max(schema.since_version for schema in schemas if schema.domain == "" and schema.name != OP_TYPE)
 
 
 def _schema(node: NodeProto, version: int) -> defs.OpSchema | None:
@@ -143,16 +171,35 @@ def _unfit(node: NodeProto, typed: Scope, version: int, target: int) -> str | No
         return f"onnx {onnx.__version__} does not know the operator"
     if old is None:
         return f"the operator came with opset {new.since_version}"
-    if new.since_version == old.since_version:
-        return None
     if new.since_version > NEWEST_KNOWN:
         return f"it changed in opset {new.since_version}"
+    same = new.since_version == old.since_version
+    if same and version <= known_opset():
+        return None
+    # The installed onnx may be older than the model: of what came since it knows nothing but what is listed here.
+    since = new.since_version if version <= known_opset() else version
     return (
         _unfit_attributes(node, new, old)
         or _unfit_values(list(node.input), old.inputs, old.min_input, old.max_input, "input", typed, old)
         or _unfit_values(list(node.output), old.outputs, old.min_output, old.max_output, "output", typed, old)
-        or _changed(node, typed.type(next(iter(node.output), "")), target, new.since_version)
+        or _changed(node, typed.type(next(iter(node.output), "")), target, since)
     )
+
+
+def _is_default(attribute: AttributeProto, schema: defs.OpSchema) -> bool:
+    """Whether an attribute says what is meant where it is left out."""
+    known = schema.attributes.get(attribute.name)
+    if known is None or not known.default_value.name or attribute.ref_attr_name:
+        return False
+    return bool(helper.get_attribute_value(known.default_value) == helper.get_attribute_value(attribute))
+
+
+def _drop_newer_defaults(node: NodeProto, target: int) -> None:
+    """Take out attributes that the target does not have; they were found to be defaults."""
+    schema = _schema(node, target)
+    for place in reversed(range(len(node.attribute))):
+        if schema is not None and node.attribute[place].name not in schema.attributes:
+            del node.attribute[place]
 
 
 def _unfit_attributes(node: NodeProto, new: defs.OpSchema, old: defs.OpSchema) -> str | None:
@@ -160,8 +207,9 @@ def _unfit_attributes(node: NodeProto, new: defs.OpSchema, old: defs.OpSchema) -
     for attribute in node.attribute:
         given.add(attribute.name)
         if attribute.name not in old.attributes:
-            return f"attribute {attribute.name!r} came later"
-        if _attribute_type(old, attribute.name) != attribute.type:
+            if not _is_default(attribute, new):
+                return f"attribute {attribute.name!r} came later"
+        elif _attribute_type(old, attribute.name) != attribute.type:
             return f"attribute {attribute.name!r} had another type"
     for name, attribute in old.attributes.items():
         if name in given:
@@ -197,17 +245,20 @@ def _attribute_type(schema: defs.OpSchema, name: str) -> int:
 
 def _type_string(type: TypeProto | None) -> str | None:
     """A tensor's type as schemas spell it; None for an unknown one, and for other kinds."""
-    if type is None or not type.HasField("tensor_type") or not type.tensor_type.elem_type:
+    if type is None or type.tensor_type.elem_type not in TensorProto.DataType.values()[1:]:
         return None
     return f"tensor({helper.tensor_dtype_to_string(type.tensor_type.elem_type).removeprefix('TensorProto.').lower()})"
 
 
 def _changed(node: NodeProto, output: TypeProto | None, target: int, version: int) -> str | None:
-    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     since, meant_otherwise = CHANGES.get(node.op_type, (0, None))
-    if meant_otherwise is not None and target < since <= version and meant_otherwise(attributes, output):
-        return f"its meaning changed in opset {since}"
-    return None
+    if meant_otherwise is None or not target < since <= version:
+        return None
+    referring = next((attribute.name for attribute in node.attribute if attribute.ref_attr_name), None)
+    if referring is not None:
+        return f"its meaning may have changed in opset {since}: attribute {referring!r} is given by reference"
+    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    return f"its meaning changed in opset {since}" if meant_otherwise(attributes, output) else None
 
 
 def _converted(model: ModelProto, target: int, problems: list[tuple[NodeProto, str]]) -> ModelProto:
@@ -217,18 +268,15 @@ def _converted(model: ModelProto, target: int, problems: list[tuple[NodeProto, s
     """
     problem = problems[0][1]
     unfit = {_content(node): problem for node, problem in problems}
-    if model.functions:
-        raise OpsetError(problem)
     held = ModelProto()
     held.CopyFrom(model)
     for scope in scopes(held):
         for node in scope.proto.node:
             if is_packed(node):
                 node.domain = "onnx_dqp.unconverted"
-    known = defs.onnx_opset_version()
     for imported in held.opset_import:
-        if imported.domain in MAIN_DOMAINS and imported.version > known:
-            imported.version = known
+        if imported.domain in MAIN_DOMAINS and imported.version > known_opset():
+            imported.version = known_opset()
     held.opset_import.append(helper.make_opsetid("onnx_dqp.unconverted", 1))
     try:
         held = onnx.version_converter.convert_version(held, target)
@@ -244,7 +292,8 @@ def _converted(model: ModelProto, target: int, problems: list[tuple[NodeProto, s
     imports = [imported for imported in held.opset_import if imported.domain != "onnx_dqp.unconverted"]
     del held.opset_import[:]
     held.opset_import.extend(imports)
-    held.metadata_props.extend(model.metadata_props)
+    if not held.metadata_props:  # up to onnx 1.22 they are lost
+        held.metadata_props.extend(model.metadata_props)
     return held
 
 

@@ -19,6 +19,9 @@ MAIN_DOMAINS = ("", "ai.onnx")
 _UNKNOWN = "onnx_dqp.unknown"
 """A domain of no operators: inference passes by its nodes."""
 
+_MOST_CALLS = 10_000
+"""Calls of functions that shape inference may walk through: functions that call others twice, these others ... ."""
+
 _SMALL = 1024
 """Bytes of a tensor whose contents shape inference may look at, for example the shape of a Reshape."""
 
@@ -134,6 +137,45 @@ def output_type(node: NodeProto) -> int | None:
     return DEFAULT_OUTPUT_DTYPE
 
 
+def external(tensor: TensorProto) -> dict[str, str]:
+    """What a tensor says of its external data; empty where it has none."""
+    if tensor.data_location != TensorProto.EXTERNAL:
+        return {}
+    return {entry.key: entry.value for entry in tensor.external_data}
+
+
+def stated_length(tensor: TensorProto) -> int | None:
+    """The length in bytes that a tensor states for its external data, None where it states none."""
+    text = external(tensor).get("length", "")
+    return int(text) if text.isdecimal() and len(text) < 20 else None
+
+
+def clear_data(tensor: TensorProto) -> None:
+    """Take a tensor's elements out of it."""
+    for field in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
+        tensor.ClearField(field)
+
+
+def _calls(model: ModelProto) -> int:
+    """Calls of functions, those in called functions counted each time; many where they go in circles."""
+    functions = {(f.domain, f.name, f.overload): f for f in model.functions}
+    counts: dict[tuple[str, str, str], int] = {}
+
+    def of(scope: Scope) -> int:
+        total = 0
+        for inner in _with_subgraphs(scope):
+            for node in inner.proto.node:
+                key = (node.domain, node.op_type, node.overload)
+                if key in functions:
+                    if key not in counts:
+                        counts[key] = _MOST_CALLS + 1  # until it is known: it may call itself
+                        counts[key] = of(Scope("", functions[key]))
+                    total += 1 + counts[key]
+        return total
+
+    return of(Scope("", model.graph))
+
+
 def with_types(model: ModelProto) -> ModelProto:
     """A copy in which types are inferred as far as can be, and that has no large tensors' contents.
 
@@ -155,8 +197,9 @@ def with_types(model: ModelProto) -> ModelProto:
                     scope.proto.value_info.append(helper.make_tensor_value_info(node.output[0], dtype, shape))
         for tensor in tensors:
             if tensor.ByteSize() > _SMALL:
-                for field in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
-                    tensor.ClearField(field)
+                clear_data(tensor)
+    if _calls(copy) > _MOST_CALLS:
+        return copy
     try:
         return onnx.shape_inference.infer_shapes(copy)
     except Exception:  # of a Python inference function, or over 2 GiB: what is declared must do
