@@ -205,7 +205,12 @@ class DataFile(NewFile):
     """
 
     def add(self, tensor: TensorProto, content: NDArray[Any]) -> None:
-        """Write a tensor's bytes, and let the tensor refer to them."""
+        """Write a tensor's bytes, and let the tensor refer to them; an empty one has none and stays in the model."""
+        if not content.size:
+            clear_data(tensor)
+            del tensor.external_data[:]
+            tensor.data_location, tensor.raw_data = TensorProto.DEFAULT, b""
+            return
         self.file.write(b"\0" * (-self.file.tell() % ALIGNMENT))
         offset = self.file.tell()
         if sys.byteorder == "big":
