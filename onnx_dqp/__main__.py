@@ -154,10 +154,11 @@ def _table(*columns: str) -> Any:
     from rich import box  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
-    table = Table(box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for name in columns:
         numeric = name not in ("format", "layout", "name", "shape", "type", "place")
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        long = name in ("layout", "name", "place", "bits per element")
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold", no_wrap=not long)
     return table
 
 
@@ -247,7 +248,8 @@ def _inspect(parsed: argparse.Namespace) -> int:
     if parsed.json:
         print(json.dumps({"tensors": found, "totals": totals}, indent=1))
         return 0
-    table = _table("name", "format", "shape", "type", "bytes", "bits per element", "share", "place")
+    places = ["place"] if any(row["place"] != "graph" for row in found) else []
+    table = _table("name", "format", "shape", "type", "bytes", "bits per element", "share", *places)
     for row in found:
         table.add_row(
             row["name"],
@@ -257,7 +259,7 @@ def _inspect(parsed: argparse.Namespace) -> int:
             "?" if row["bytes"] is None else f"{row['bytes']:,}",
             "?" if row["bits_per_element"] is None else f"{row['bits_per_element']:.4g}",
             f"{row['share']:.1%}",
-            row["place"],
+            *([row["place"]] if places else []),
         )
     _print(table)
     count = "1 packed tensor" if len(found) == 1 else f"{len(found)} packed tensors"

@@ -81,7 +81,7 @@ class Looking(Command):
     def test_inspect(self):
         status, output, _ = run("inspect", self.path)
         self.assertEqual(status, 0)
-        self.assertRegex(output, r"w +gguf:q4_0 +\[200, 32\] +float +3,600 +4.5 +100.0% +graph")
+        self.assertRegex(output, r"w +gguf:q4_0 +\[200, 32\] +float +3,600 +4.5 +100.0%")
         self.assertIn("1 packed tensor: 3,600 bytes; 25,600 as FLOAT, 12,800 as FLOAT16", output)
 
     def test_inspect_json(self):
