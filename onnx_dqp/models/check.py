@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from onnx import FunctionProto, ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, NodeProto, TensorProto
 
 from onnx_dqp.attributes import examine
 from onnx_dqp.errors import PackedTensorError
-from onnx_dqp.models.scopes import Scope, declared_opset, is_packed, scopes, stated_length, with_types
+from onnx_dqp.models.scopes import Scope, is_packed, scopes, stated_length, with_types
 from onnx_dqp.schema import SINCE_VERSION, check_input
 
 
@@ -71,20 +71,18 @@ def _errors(model: ModelProto) -> Iterator[tuple[str, str, PackedTensorError]]:
     """Node, place and error."""
     if not any(is_packed(node) for scope in scopes(model) for node in scope.proto.node):
         return
-    version = declared_opset(model)
     for scope, typed in zip(scopes(model), scopes(with_types(model)), strict=True):
-        if isinstance(scope.proto, FunctionProto):
-            version = declared_opset(scope.proto)
         for node in scope.proto.node:
             if is_packed(node):
                 name = node.name or next(iter(node.output), "")
-                for error in _node_problems(node, scope, typed, version):
+                for error in _node_problems(node, scope, typed):
                     yield name[:60], scope.where, error
 
 
-def _node_problems(node: NodeProto, scope: Scope, typed: Scope, version: int) -> Iterator[PackedTensorError]:
-    if version < SINCE_VERSION:
-        yield PackedTensorError(f"the operator does not exist in opset {version}", f"{SINCE_VERSION} or later", "opset")
+def _node_problems(node: NodeProto, scope: Scope, typed: Scope) -> Iterator[PackedTensorError]:
+    if scope.opset < SINCE_VERSION:
+        found = f"the operator does not exist in opset {scope.opset}"
+        yield PackedTensorError(found, f"{SINCE_VERSION} or later", "opset")
     for what, names in (("input", node.input), ("output", node.output)):
         if len(names) != 1:
             yield PackedTensorError(f"the node has {len(names)} {what}s", "1", "R9")

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import onnx.version_converter
-from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, TensorProto, TypeProto, defs, helper
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, TypeProto, defs, helper
 
 from onnx_dqp.evaluator import inlined
 from onnx_dqp.models.scopes import MAIN_DOMAINS, Scope, declared_opset, is_packed, label, scopes, with_types
@@ -108,12 +108,12 @@ def lower(model: ModelProto, target: int) -> ModelProto:
     problems = list(_problems(model, target))
     if problems and model.functions:
         return lower(inlined(model), target) if _can_inline(model) else _refuse(problems)
-    if problems:
-        model = _converted(model, target, problems)
     for scope in scopes(model):
         for node in scope.proto.node:
-            if node.domain in MAIN_DOMAINS and not is_packed(node):
-                _drop_newer_defaults(node, target)
+            if scope.opset > target and node.domain in MAIN_DOMAINS and not is_packed(node):
+                _drop_newer_defaults(node, scope.opset, target)
+    if problems:
+        model = _converted(model, target, problems)
     for holder in (model, *model.functions):
         for imported in holder.opset_import:
             if imported.domain in MAIN_DOMAINS:
@@ -135,19 +135,15 @@ def _refuse(problems: list[tuple[NodeProto, str]]) -> ModelProto:
 
 def _problems(model: ModelProto, target: int) -> Iterator[tuple[NodeProto, str]]:
     """The nodes that the target does not have, and what is wrong with each."""
-    version = declared_opset(model)
-    inferred = with_types(model)
-    for scope, typed in zip(scopes(model), scopes(inferred), strict=True):
-        if isinstance(scope.proto, FunctionProto):
-            version = declared_opset(scope.proto)
-        if version <= target:
+    for scope, typed in zip(scopes(model), scopes(with_types(model)), strict=True):
+        if scope.opset <= target:
             continue
         for node in scope.proto.node:
             if node.domain in MAIN_DOMAINS and not is_packed(node):
-                problem = _unfit(node, typed, version, target)
+                problem = _unfit(node, typed, scope.opset, target)
                 if problem:
                     where = f"{node.op_type} node {label(node)} ({scope.where})"
-                    yield node, f"{where} of opset {version} cannot be expressed in opset {target}: {problem}"
+                    yield node, f"{where} of opset {scope.opset} cannot be expressed in opset {target}: {problem}"
 
 
 @cache
@@ -194,11 +190,14 @@ def _is_default(attribute: AttributeProto, schema: defs.OpSchema) -> bool:
     return bool(helper.get_attribute_value(known.default_value) == helper.get_attribute_value(attribute))
 
 
-def _drop_newer_defaults(node: NodeProto, target: int) -> None:
-    """Take out attributes that the target does not have; they were found to be defaults."""
-    schema = _schema(node, target)
+def _drop_newer_defaults(node: NodeProto, version: int, target: int) -> None:
+    """Take out attributes that the target does not have, and that say what is meant without them."""
+    new, old = _schema(node, version), _schema(node, target)
+    if new is None or old is None:
+        return
     for place in reversed(range(len(node.attribute))):
-        if schema is not None and node.attribute[place].name not in schema.attributes:
+        attribute = node.attribute[place]
+        if attribute.name not in old.attributes and _is_default(attribute, new):
             del node.attribute[place]
 
 

@@ -36,12 +36,15 @@ class Scope:
         For a message: ``graph``, ``graph / 'if' then_branch``, ``function local.F``.
     proto
         What holds them.
+    opset
+        The version of the main domain that holds here: the model's or the function's, 0 where it imports none.
     parent
         The scope around a subgraph, whose names are visible here.
     """
 
     where: str
     proto: GraphProto | FunctionProto
+    opset: int
     parent: Scope | None = None
 
     @cached_property
@@ -97,10 +100,10 @@ class Scope:
 
 def scopes(model: ModelProto) -> Iterator[Scope]:
     """Every scope of a model, outer ones before inner ones."""
-    yield from _with_subgraphs(Scope("graph", model.graph))
+    yield from _with_subgraphs(Scope("graph", model.graph, declared_opset(model)))
     for function in model.functions:
         name = ".".join(filter(None, (function.domain, function.name, function.overload)))
-        yield from _with_subgraphs(Scope(f"function {name}", function))
+        yield from _with_subgraphs(Scope(f"function {name}", function, declared_opset(function)))
 
 
 def _with_subgraphs(scope: Scope) -> Iterator[Scope]:
@@ -109,9 +112,9 @@ def _with_subgraphs(scope: Scope) -> Iterator[Scope]:
         for attribute in node.attribute:
             name = f"{scope.where} / {label(node)} {attribute.name}"
             if attribute.HasField("g"):
-                yield from _with_subgraphs(Scope(name, attribute.g, scope))
+                yield from _with_subgraphs(Scope(name, attribute.g, scope.opset, scope))
             for number, graph in enumerate(attribute.graphs):
-                yield from _with_subgraphs(Scope(f"{name}[{number}]", graph, scope))
+                yield from _with_subgraphs(Scope(f"{name}[{number}]", graph, scope.opset, scope))
 
 
 def label(node: NodeProto) -> str:
@@ -161,19 +164,19 @@ def _calls(model: ModelProto) -> int:
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
     counts: dict[tuple[str, str, str], int] = {}
 
-    def of(scope: Scope) -> int:
+    def of(proto: GraphProto | FunctionProto) -> int:
         total = 0
-        for inner in _with_subgraphs(scope):
+        for inner in _with_subgraphs(Scope("", proto, 0)):
             for node in inner.proto.node:
                 key = (node.domain, node.op_type, node.overload)
                 if key in functions:
                     if key not in counts:
                         counts[key] = _MOST_CALLS + 1  # until it is known: it may call itself
-                        counts[key] = of(Scope("", functions[key]))
+                        counts[key] = of(functions[key])
                     total += 1 + counts[key]
         return total
 
-    return of(Scope("", model.graph))
+    return of(model.graph)
 
 
 def with_types(model: ModelProto) -> ModelProto:
