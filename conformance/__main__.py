@@ -171,7 +171,7 @@ def _run(parsed: argparse.Namespace) -> int:
     from conformance.report import Report  # noqa: PLC0415
     from conformance.runner import Selection, run  # noqa: PLC0415
     from conformance.testdata import read, verify  # noqa: PLC0415
-    from onnx_dqp.models.lower import checked_opset  # noqa: PLC0415
+    from onnx_dqp.models.opsets import checked_opset  # noqa: PLC0415
 
     try:
         comparison = Comparison.parse(parsed.compare)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
@@ -57,8 +58,10 @@ def _parser() -> argparse.ArgumentParser:
 
     add("formats", _formats, "list the block formats and their layouts", "formats")
 
-    command = add("inspect", _inspect, "list a model's packed tensors", "inspect model.onnx --json")
-    command.add_argument("model", type=Path)
+    command = add(
+        "inspect", _inspect, "list a model's packed tensors, or a GGUF file's tensors", "inspect model.onnx --json"
+    )
+    command.add_argument("model", type=Path, help="a model or a GGUF file")
     command.add_argument("--json", action="store_true", help="print JSON")
 
     command = add("check", _check, "find all that is wrong with a model's DequantizePacked nodes", "check model.onnx")
@@ -81,6 +84,41 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_files(command)
     command.add_argument("--dtype", choices=TYPES, help="the tensors' type (default: each node's own)")
+
+    command = add(
+        "from-gguf",
+        _from_gguf,
+        "make a model whose outputs are a GGUF file's tensors",
+        "from-gguf model.gguf model.onnx --select 'blk.0.*'",
+    )
+    command.add_argument("input", type=Path, metavar="IN", help="a GGUF file, or one of its shards")
+    command.add_argument(
+        "output", type=Path, metavar="OUT", help="the model to write, in the folder of IN, to whose bytes it refers"
+    )
+    command.add_argument(
+        "--copy", action="store_true", help="write the bytes to OUT.data; done anyway with a big-endian file"
+    )
+    _add_select(command, "tensors")
+    command.add_argument("--dtype", choices=TYPES, default="float", help="the outputs' type, but for integers (float)")
+    command.add_argument(
+        "--skip-unsupported", action="store_true", help="leave out tensors that cannot be used, and list them"
+    )
+
+    command = add(
+        "pack",
+        _pack,
+        "replace a model's floating-point weights by packed ones",
+        "pack model.onnx packed.onnx --format gguf:q4_k",
+    )
+    _add_input_and_output(command)
+    command.add_argument("--format", required=True, help="a block format, such as gguf:q4_k")
+    _add_select(command, "initializers", "; default: those of two dimensions or more and 4096 elements or more")
+    command.add_argument(
+        "--quantizer",
+        choices=("ggml", "gguf"),
+        help="ggml's compiled library, or the package gguf (the first that can)",
+    )
+    _add_external_data(command)
 
     command = add(
         "run",
@@ -116,9 +154,23 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_files(command: argparse.ArgumentParser) -> None:
+    _add_input_and_output(command)
+    command.add_argument("--opset", type=int, metavar="N", help="the opset of the result, 18 to 29 (default 28)")
+    _add_external_data(command)
+
+
+def _add_select(command: argparse.ArgumentParser, what: str, default: str = "") -> None:
+    command.add_argument(
+        "--select", action="append", metavar="GLOB", help=f"only {what} of such names (repeatable{default})"
+    )
+
+
+def _add_input_and_output(command: argparse.ArgumentParser) -> None:
     command.add_argument("input", type=Path, metavar="IN", help="a model; its external data lie beside it")
     command.add_argument("output", type=Path, metavar="OUT", help="the model to write; may not be IN")
-    command.add_argument("--opset", type=int, metavar="N", help="the opset of the result, 18 to 29 (default 28)")
+
+
+def _add_external_data(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--external-data",
         action="store_true",
@@ -146,7 +198,8 @@ def _main(arguments: Sequence[str] | None) -> int:
     run: Callable[[argparse.Namespace], int] = parsed.run
     try:
         return run(parsed)
-    except ValueError as error:  # PackedTensorError, OpsetError, ModelFileError, functions in a circle
+    # ValueError: PackedTensorError, OpsetError, ModelFileError, functions in a circle. ImportError: of an extra.
+    except (ValueError, ImportError) as error:
         raise UsageError(str(error)) from None
 
 
@@ -156,8 +209,8 @@ def _table(*columns: str) -> Any:
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for name in columns:
-        numeric = name not in ("format", "layout", "name", "shape", "type", "place")
-        long = name in ("layout", "name", "place", "bits per element")
+        numeric = name not in ("file", "format", "layout", "name", "shape", "type", "place")
+        long = name in ("file", "layout", "name", "place", "bits per element")
         table.add_column(name, justify="right" if numeric else "left", overflow="fold", no_wrap=not long)
     return table
 
@@ -222,14 +275,15 @@ def _report(path: Path, before: ModelProto, after: ModelProto, what: str) -> Non
     stay = f", {left} without a constant payload {'stays' if left == 1 else 'stay'}" if left else ""
     data = sorted({external(tensor)["location"] for tensor in tensors(after) if "location" in external(tensor)})
     where = f" (data in {', '.join(data)})" if data else ""
-    print(
-        printable(f"{path}{where}: {done} node{'' if done == 1 else 's'} {what}{stay}, opset {declared_opset(after)}")
-    )
+    print(printable(f"{path}{where}: {_count(done, 'node')} {what}{stay}, opset {declared_opset(after)}"))
 
 
 def _inspect(parsed: argparse.Namespace) -> int:
     from onnx_dqp.models.files import read_model, stored_size, tensors  # noqa: PLC0415
+    from onnx_dqp.models.gguf_file import is_gguf  # noqa: PLC0415
 
+    if is_gguf(parsed.model):
+        return _inspect_gguf(parsed)
     model = read_model(parsed.model)
     found = list(_packed(model))
     packed = sum(row["bytes"] or 0 for row in found)
@@ -262,9 +316,68 @@ def _inspect(parsed: argparse.Namespace) -> int:
             *([row["place"]] if places else []),
         )
     _print(table)
-    count = "1 packed tensor" if len(found) == 1 else f"{len(found)} packed tensors"
-    print(f"{count}: {packed:,} bytes; {4 * elements:,} as FLOAT, {2 * elements:,} as FLOAT16")
+    size = f"{packed:,} bytes; {4 * elements:,} as FLOAT, {2 * elements:,} as FLOAT16"
+    print(f"{_count(len(found), 'packed tensor')}: {size}")
     return 0
+
+
+def _inspect_gguf(parsed: argparse.Namespace) -> int:
+    from onnx_dqp.models.gguf_file import read_gguf  # noqa: PLC0415
+
+    source = read_gguf(parsed.model)
+    in_all = sum(tensor.size for tensor in source.tensors)
+    found: list[dict[str, Any]] = [
+        {
+            "name": printable(tensor.name, 60),
+            "file": printable(tensor.path.name, 120),
+            "offset": tensor.offset,
+            "format": tensor.type_name,
+            "ggml_type": tensor.ggml_type,
+            "shape": list(tensor.shape),
+            "bytes": tensor.size,
+            "bits_per_element": tensor.bits_per_element,
+            "share": tensor.size / in_all if in_all else 0.0,
+            "problem": tensor.problem and printable(tensor.problem, 300),
+        }
+        for tensor in source.tensors
+    ]
+    packed = [tensor for tensor in source.tensors if tensor.format is not None and tensor.problem is None]
+    elements = sum(math.prod(tensor.shape) for tensor in packed)
+    totals = {
+        "tensors": len(found),
+        "packed_tensors": len(packed),
+        "elements": elements,
+        "bytes": sum(tensor.size for tensor in packed),
+        "bytes_as_float": 4 * elements,
+        "bytes_as_float16": 2 * elements,
+        "bytes_of_all_tensors": in_all,
+    }
+    if parsed.json:
+        print(json.dumps({"tensors": found, "totals": totals, "metadata": source.metadata}, indent=1))
+        return 0
+    places = ["file"] if len(source.paths) > 1 else []
+    table = _table("name", "format", "shape", "bytes", "bits per element", "share", *places)
+    for row in found:
+        table.add_row(
+            row["name"],
+            row["format"],
+            show(row["shape"]),
+            f"{row['bytes']:,}" if row["bytes"] or not row["problem"] else "?",
+            "?" if row["bits_per_element"] is None else f"{row['bits_per_element']:.4g}",
+            f"{row['share']:.1%}",
+            *([row["file"]] if places else []),
+        )
+    _print(table)
+    for row in found:
+        if row["problem"]:
+            print(f"{row['name']!r} cannot be used: {row['problem']}")
+    size = f"{totals['bytes']:,} bytes; {4 * elements:,} as FLOAT, {2 * elements:,} as FLOAT16"
+    print(f"{_count(len(found), 'tensor')}, {len(packed)} of them packed: {size}")
+    return 0
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _check(parsed: argparse.Namespace) -> int:
@@ -277,8 +390,7 @@ def _check(parsed: argparse.Namespace) -> int:
         print(printable(str(problem), 1000))
     if problems:
         return 1
-    count = len(list(_packed(model)))
-    print(f"no problem in {count} node{'' if count == 1 else 's'}")
+    print(f"no problem in {_count(len(list(_packed(model))), 'node')}")
     return 0
 
 
@@ -289,16 +401,21 @@ def _files(parsed: argparse.Namespace) -> ModelProto:
 
     output: Path = parsed.output
     written = (output, _data_file(output))
-    for path in written:
-        _check_output(path)
-        if path.exists() and parsed.input.exists() and path.samefile(parsed.input):
-            raise UsageError(f"{path} is the input, expected another file to write")
+    _check_outputs(written, [parsed.input])
     model = read_model(parsed.input)
     demand_other_files(model, parsed.input.parent, *written)
     for tensor in tensors(model):
         if external(tensor):
             octets(tensor, parsed.input.parent)  # only mapped: whether they are there
     return model
+
+
+def _check_outputs(written: Iterable[Path], read: Iterable[Path]) -> None:
+    for path in written:
+        _check_output(path)
+        for other in read:
+            if path.exists() and other.exists() and path.samefile(other):
+                raise UsageError(f"{path} is the input, expected another file to write")
 
 
 def _check_output(path: Path) -> None:
@@ -328,7 +445,7 @@ def _expand(parsed: argparse.Namespace) -> int:
 
 
 def _opset(number: int | None) -> int:
-    from onnx_dqp.models.lower import checked_opset  # noqa: PLC0415
+    from onnx_dqp.models.opsets import checked_opset  # noqa: PLC0415
 
     return checked_opset(number)
 
@@ -349,6 +466,58 @@ def _fold(parsed: argparse.Namespace) -> int:
         with progress("copying", bytes=True) as update:
             write_model(result, parsed.output, base, data, everything=everything, progress=update)
     _report(parsed.output, model, result, "folded")
+    return 0
+
+
+def _from_gguf(parsed: argparse.Namespace) -> int:
+    from onnx_dqp.models.files import DataFile, write_model  # noqa: PLC0415
+    from onnx_dqp.models.from_gguf import build, copying, demand_linkable, linked, usable  # noqa: PLC0415
+    from onnx_dqp.models.gguf_file import read_gguf  # noqa: PLC0415
+
+    output: Path = parsed.output
+    _check_outputs((output, _data_file(output)), [parsed.input])
+    source = read_gguf(parsed.input)
+    _check_outputs((output, _data_file(output)), source.paths)
+    tensors, left_out = usable(source, parsed.select, parsed.skip_unsupported)
+    copy = parsed.copy or any(tensor.big_endian for tensor in tensors)
+    if not copy:
+        if not output.parent.samefile(parsed.input.parent):
+            raise UsageError(f"{output} is not in the folder of {parsed.input}, to which it refers; or --copy its data")
+        demand_linkable(tensors)
+    with DataFile(_data_file(output)) as data:
+        with progress("copying", bytes=True) as update:
+            store = copying(data, tensors, update) if copy else linked
+            model = build(source, tensors, TYPES[parsed.dtype], store)
+        write_model(model, output, output.parent, data, everything=False)
+    for tensor in left_out:
+        print(printable(f"left out {tensor.name!r}: {tensor.problem}", 300))
+    size = f"{sum(tensor.size for tensor in tensors):,}"
+    files = _data_file(output).name if copy else ", ".join(sorted({tensor.path.name for tensor in tensors}))
+    packed = sum(tensor.format is not None for tensor in tensors)
+    where = f"{size} bytes {'copied to' if copy else 'of'} {files}"
+    print(printable(f"{output}: {_count(len(tensors), 'tensor')}, {packed} of them packed; {where}", 1000))
+    return 0
+
+
+def _pack(parsed: argparse.Namespace) -> int:
+    from onnx_dqp.models.files import MOST_INLINE, DataFile, write_model  # noqa: PLC0415
+    from onnx_dqp.models.pack import packed, packed_bytes  # noqa: PLC0415
+    from onnx_dqp.quantizers import find_quantizer  # noqa: PLC0415
+
+    format = find_format(parsed.format)
+    quantize = find_quantizer(parsed.quantizer, format)
+    model = _files(parsed)
+    base = parsed.input.parent
+    everything = parsed.external_data or packed_bytes(model, format, parsed.select) + model.ByteSize() > MOST_INLINE
+    with DataFile(_data_file(parsed.output)) as data:
+        with progress("quantizing") as update:
+            made = packed(model, format, parsed.select, quantize, base, data if everything else None, update)
+        with progress("copying", bytes=True) as update:
+            write_model(made.model, parsed.output, base, data, everything=everything, progress=update)
+    for name, reason in made.kept:
+        print(printable(f"{name!r} stays: {reason}", 300))
+    what = f"{_count(made.count, 'initializer')} of {made.before:,} bytes packed as {format.identifier}"
+    print(printable(f"{parsed.output}: {what}, {made.after:,} bytes", 1000))
     return 0
 
 

@@ -31,6 +31,10 @@ OUTPUT_DTYPES: Mapping[int, np.dtype[Any]] = MappingProxyType(
 
 MAX_INT64 = 2**63 - 1
 
+_BY_GGML_TYPE = {format.ggml_type: format for format in FORMATS.values()}
+
+_MOST_GGML_DIMENSIONS = 4  # GGML_MAX_DIMS
+
 _MAX_RANK: int = getattr(np, "MAXDIMS", 64)  # NumPy 1 has the constant (32); NumPy 2 has 64 and no constant
 
 _SHOWN_DIMENSIONS = 8
@@ -82,6 +86,63 @@ def find_format(identifier: object) -> PackedFormat:
     if near:
         raise PackedTensorError(found, f"{' or '.join(near)}?", "R1", link=": did you mean ")
     raise PackedTensorError(found, f"one of {', '.join(FORMATS)}", "R1", link=": expected ")
+
+
+def from_ggml_type(id: int) -> PackedFormat | None:
+    """The format of one of ggml's type numbers (``enum ggml_type`` in ``ggml.h``, as GGUF files have them).
+
+    Parameters
+    ----------
+    id
+        Any integer.
+
+    Returns
+    -------
+    The format, or None where none of the 27 has that number: floating-point and integer types, removed ones, forks'.
+
+    Raises
+    ------
+    TypeError
+        ``id`` is no integer.
+    """
+    try:
+        return _BY_GGML_TYPE.get(integer(id))
+    except TypeError:
+        raise TypeError(f"id is {shown(id)}, expected an integer") from None
+
+
+def to_ggml_type(format: str | PackedFormat) -> int:
+    """ggml's number for a format: the inverse of ``from_ggml_type``.
+
+    Raises
+    ------
+    PackedTensorError
+        The identifier breaks rule R1.
+    """
+    return (format if isinstance(format, PackedFormat) else find_format(format)).ggml_type
+
+
+def shape_from_gguf(ne: Sequence[int]) -> tuple[int, ...]:
+    """Rule R8: a shape in ONNX's order from a GGUF tensor's dimensions, which are in the reverse order.
+
+    GGUF drops trailing ones, which ONNX's order has in front: ``[64, 1, 3]`` gives ``(3, 1, 64)``, and a tensor that
+    was ``(1, 3, 1, 64)`` gives the same.
+
+    Parameters
+    ----------
+    ne
+        One to four dimensions, the elements of a row first.
+
+    Raises
+    ------
+    PackedTensorError
+        There are fewer than one or more than four dimensions (``GGML_MAX_DIMS``), or one is negative, over 63 bits or
+        no integer.
+    """
+    dims = check_dimensions(ne)
+    if len(dims) > _MOST_GGML_DIMENSIONS:
+        raise PackedTensorError(f"ne is {show(dims)}", f"at most {_MOST_GGML_DIMENSIONS} dimensions", "R8")
+    return dims[::-1]
 
 
 def check_dimensions(shape: object) -> tuple[int, ...]:

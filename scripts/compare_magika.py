@@ -27,9 +27,9 @@ from _corpus import files
 from numpy.typing import NDArray
 from onnx import ModelProto
 from onnx.reference.op_run import OpRun
-from pack_magika import original, pack, stable
+from pack_magika import original, stable
 
-from onnx_dqp import FORMATS, ReferenceEvaluator, expand, fold
+from onnx_dqp import ReferenceEvaluator, expand, fold, pack
 
 NAMES = ("Q8_0", "Q6_K", "Q4_K", "IQ4_NL", "MXFP4")
 BEGINNING = END = 1024
@@ -136,7 +136,7 @@ def compare(name: str, wanted: Outcome, x: NDArray[np.int32], opset: int, times:
     """One format's figures beside what the original model gives; times are measured ``times`` times."""
     model = original()
     stable(model)
-    packed = pack(model, FORMATS[f"gguf:{name.lower()}"])
+    packed = pack(model, f"gguf:{name.lower()}", quantizer="ggml")
     models = {"expanded": expand(packed, opset=opset), "folded": fold(packed, opset=opset)}
     sessions = {kind: session(each) for kind, each in models.items()}
     given = {kind: outcome(each.run(None, {"bytes": x})) for kind, each in sessions.items()}

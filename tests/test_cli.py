@@ -113,7 +113,7 @@ class Looking(Command):
         self.assertEqual([e["value"] for e in found["elements"]], self.wanted[0].tolist())
 
     @parameterized.expand(
-        ["formats", "inspect", "check", "expand", "fold", "run", "decode", "explain"]
+        ["formats", "inspect", "check", "from-gguf", "pack", "expand", "fold", "run", "decode", "explain"]
     )  # fmt: skip
     def test_help_has_an_example(self, name):
         status, output, _ = run(name, "--help")

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from unittest import TestCase
 
 import onnx
+from gguf_files import decoded, packed, write
 
 import onnx_dqp
 from conformance.folder import REPOSITORY
@@ -42,8 +46,9 @@ class Readme(TestCase):
         self.assertEqual(named, set(onnx_dqp.__all__) - {"PackedFormat"})
 
     def test_its_examples_run(self):
-        examples = re.findall(r"<!-- test: \w+ -->\n```python\n(.*?)```", README, re.DOTALL)
-        self.assertEqual(len(examples), README.count("```python"))
+        text = README + ROOT.joinpath("docs", "gguf.md").read_text(encoding="utf-8")
+        examples = re.findall(r"<!-- test: \w+ -->\n```python\n(.*?)```", text, re.DOTALL)
+        self.assertEqual(len(examples), text.count("```python"))
         self.addCleanup(os.chdir, os.getcwd())
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)
@@ -53,6 +58,20 @@ class Readme(TestCase):
                 if "model" in names:  # the first example's is the one that the others load
                     onnx.save(names["model"], "model.onnx")
             os.chdir("/")
+
+    def test_from_a_gguf_file_to_onnx_runtime(self):
+        (block,) = re.findall(r"<!-- test: gguf -->\n```sh\n(.*?)```", README, re.DOTALL)
+        self.assertEqual(len(block.splitlines()), 3)
+        with tempfile.TemporaryDirectory() as folder:
+            write(Path(folder, "model.gguf"), {"w": packed("gguf:q4_0", [4, 512])})
+            results = []
+            for line in block.splitlines():
+                name, *arguments = shlex.split(line)
+                command = [sys.executable, *({"onnx-dqp": ["-m", "onnx_dqp"], "python": []}[name]), *arguments]
+                done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
+                results.append(done.stdout)
+        self.assertEqual(results[-1], f"{decoded('gguf:q4_0', [4, 512])}\n")
 
     def test_its_error_messages(self):
         block = re.search(r"```text\n(.*?)```", README, re.DOTALL)[1].splitlines()

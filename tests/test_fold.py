@@ -20,7 +20,7 @@ from conformance.expected import expected
 from conformance.runtimes import OnnxRuntime
 from onnx_dqp import FORMATS, PackedTensorError, ReferenceEvaluator, fold
 from onnx_dqp.models.files import DataFile, ModelFileError, octets, read_model, write_model
-from onnx_dqp.models.lower import OpsetError
+from onnx_dqp.models.opsets import OpsetError
 
 PAYLOAD = np.arange(36, dtype=np.uint8)
 WANTED = expected("gguf:q4_0", PAYLOAD.tobytes()).reshape(2, 32)

@@ -38,6 +38,7 @@ class CommandLines(TestCase):
             ("demo.py", "rich", "demo"),
             ("benchmark.py", "rich", "dev"),
             ("measure_memory.py", "rich", "dev"),
+            ("measure_gguf.py", "gguf", "dev"),
             ("write_performance.py", "matplotlib", "dev"),
             ("make_real_weights.py", "magika", "data"),
             ("extract_codebooks.py", "gguf", "data"),

@@ -9,7 +9,7 @@ from onnx_dqp.console import one_line
 from onnx_dqp.evaluator import inlined
 from onnx_dqp.models.check import demand_valid
 from onnx_dqp.models.functions import DOMAIN, function
-from onnx_dqp.models.lower import LOWEST_OPSET, OpsetError, checked_opset, lower
+from onnx_dqp.models.opsets import LOWEST_OPSET, OpsetError, checked_opset, lower
 from onnx_dqp.models.scopes import MAIN_DOMAINS, Scope, declared_opset, is_packed, output_type, scopes
 from onnx_dqp.rules import find_format
 

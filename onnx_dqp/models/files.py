@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
@@ -30,7 +30,8 @@ MOST_INLINE = 2**31 - 2**20
 _LARGE = 1024
 """Bytes from which on a tensor goes to external data, as in ``onnx.save``."""
 
-_PART = 1 << 24
+PART = 1 << 24
+"""Bytes that are read or written at a time."""
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
@@ -122,6 +123,15 @@ def octets(tensor: TensorProto, base: Path) -> NDArray[np.uint8]:
         raise ModelFileError(f"tensor {tensor.name!r}: offset or length of its external data is no number") from None
 
 
+def refer(tensor: TensorProto, location: str, offset: int, length: int) -> None:
+    """Let a tensor's data be bytes of an external file."""
+    clear_data(tensor)
+    del tensor.external_data[:]
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
+        tensor.external_data.add(key=key, value=value)
+
+
 def data_path(tensor: TensorProto, base: Path) -> Path:
     """The file of a tensor's external data, which must lie in the model's folder or below."""
     name = external(tensor).get("location", "")
@@ -205,25 +215,31 @@ class DataFile(NewFile):
     """
 
     def add(self, tensor: TensorProto, content: NDArray[Any]) -> None:
-        """Write a tensor's bytes, and let the tensor refer to them; an empty one has none and stays in the model."""
-        if not content.size:
-            clear_data(tensor)
-            del tensor.external_data[:]
-            tensor.data_location, tensor.raw_data = TensorProto.DEFAULT, b""
-            return
-        self.file.write(b"\0" * (-self.file.tell() % ALIGNMENT))
-        offset = self.file.tell()
+        """Write a tensor's elements, and let the tensor refer to them; an empty one has none and stays in the model."""
         if sys.byteorder == "big":
             content = content.byteswap()
         flat = content.reshape(-1).view(np.uint8)
-        for start in range(0, len(flat), _PART):
-            self.file.write(flat[start : start + _PART].data)
-        clear_data(tensor)
-        del tensor.external_data[:]
-        tensor.data_location = TensorProto.EXTERNAL
-        stated = (("location", self._temporary.name), ("offset", str(offset)), ("length", str(len(flat))))
-        for key, value in stated:
-            tensor.external_data.add(key=key, value=value)
+        self.add_parts(tensor, (flat[start : start + PART] for start in range(0, len(flat), PART)))
+
+    def add_parts(
+        self, tensor: TensorProto, parts: Iterable[NDArray[np.uint8]], update: Progress = no_progress
+    ) -> None:
+        """As ``add``, with the tensor's bytes part by part; ``update`` is told how many are written, of 0."""
+        end = self.file.tell()
+        offset = end + -end % ALIGNMENT
+        written = 0
+        for part in parts:
+            if not written:
+                self.file.write(b"\0" * (offset - end))
+            self.file.write(part.data)
+            written += len(part)
+            update(written, 0)
+        if written:
+            refer(tensor, self._temporary.name, offset, written)
+        else:
+            clear_data(tensor)
+            del tensor.external_data[:]
+            tensor.data_location, tensor.raw_data = TensorProto.DEFAULT, b""
 
     def holds(self, tensor: TensorProto) -> bool:
         """Whether a tensor refers to what was written to it."""

@@ -23,7 +23,7 @@ from onnx_dqp.models.files import (
     no_progress,
     octets,
 )
-from onnx_dqp.models.lower import OpsetError, checked_opset, lower
+from onnx_dqp.models.opsets import OpsetError, checked_opset, lower
 from onnx_dqp.models.scopes import Scope, is_packed, scopes
 from onnx_dqp.rules import OUTPUT_DTYPES, check_output_dtype
 from onnx_dqp.schema import SINCE_VERSION

@@ -1,4 +1,4 @@
-"""Lowering a model's opset, for runtimes that do not know the one that it declares."""
+"""Another opset for a model: an older one for runtimes that know no newer, or the operator's own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, TypeProto, 
 from onnx_dqp.evaluator import inlined
 from onnx_dqp.models.scopes import MAIN_DOMAINS, Scope, declared_opset, is_packed, label, scopes, with_types
 from onnx_dqp.rules import integer, shown
-from onnx_dqp.schema import OP_TYPE
+from onnx_dqp.schema import OP_TYPE, SINCE_VERSION
 
 DEFAULT_OPSET = 28
 """The newest that ONNX Runtime 1.32 accepts."""
@@ -35,6 +35,10 @@ class OpsetError(ValueError):
 
     Also an opset that none can be expressed in.
     """
+
+
+_Unfit = Callable[[NodeProto, Scope, int, int], str | None]
+"""Why a node does not mean in a target (the last) what it means in a version."""
 
 
 def checked_opset(value: int | None) -> int:
@@ -105,7 +109,7 @@ def lower(model: ModelProto, target: int) -> ModelProto:
     """
     if max(map(declared_opset, (model, *model.functions))) <= target:
         return model
-    problems = list(_problems(model, target))
+    problems = list(_problems(model, target, _unfit))
     if problems and model.functions:
         return lower(inlined(model), target) if _can_inline(model) else _refuse(problems)
     for scope in scopes(model):
@@ -124,6 +128,65 @@ def lower(model: ModelProto, target: int) -> ModelProto:
     return model
 
 
+def lift(model: ModelProto) -> ModelProto:
+    """Let a model declare opset 29, the first with DequantizePacked.
+
+    A node stays as it is where it means the same there. Where one does not, or the model is older than opset 18, from
+    which on changes are known, ``onnx.version_converter`` converts the graph, after functions, which it would drop, are
+    inlined. It loses metadata of graphs and nodes.
+
+    Parameters
+    ----------
+    model
+        Changed where nothing needs to be converted.
+
+    Raises
+    ------
+    OpsetError
+        The model declares a newer opset, or a node does not exist in opset 29 and cannot be converted.
+    """
+    opsets = [scope.opset for scope in scopes(model) if scope.opset]
+    if not opsets or max(opsets) > SINCE_VERSION:
+        raise OpsetError(f"the model declares opset {max(opsets, default=0)}, expected 1 to {SINCE_VERSION}")
+    problems = list(_problems(model, SINCE_VERSION, _unfit_above))
+    if problems or min(opsets) < LOWEST_OPSET:
+        if model.functions:
+            if not _can_inline(model):
+                raise OpsetError(problems[0][1] if problems else "the model has functions older than opset 18")
+            return lift(inlined(model))
+        newest = min(known_opset(), SINCE_VERSION)
+        if max(opsets) < newest:
+            model = _converted(model, newest, problems)
+            problems = list(_problems(model, SINCE_VERSION, _unfit_above))
+        if problems:
+            raise OpsetError(problems[0][1])
+    for holder in (model, *model.functions):
+        for imported in holder.opset_import:
+            if imported.domain in MAIN_DOMAINS:
+                imported.version = SINCE_VERSION
+    return model
+
+
+def _unfit_above(node: NodeProto, typed: Scope, version: int, target: int) -> str | None:
+    """Why a node of an older opset does not mean the same in the target, or None where it does."""
+    if version >= target:
+        return None
+    old, new = _schema(node, version), _schema(node, target)
+    if old is None or new is None:
+        return None  # of a version that onnx does not know, or no operator in either
+    if new.deprecated:
+        return f"the operator was taken out in opset {new.since_version}"
+    if old.since_version != new.since_version:
+        problem = (
+            _unfit_attributes(node, old, new, later=True)
+            or _unfit_values(list(node.input), new.inputs, new.min_input, new.max_input, "input", typed, new)
+            or _unfit_values(list(node.output), new.outputs, new.min_output, new.max_output, "output", typed, new)
+        )
+        if problem:
+            return problem
+    return _changed(node, typed.type(next(iter(node.output), "")), version, target)
+
+
 def _can_inline(model: ModelProto) -> bool:
     """Whether ONNX's inliner leaves fewer functions: it leaves those of another opset than the model's."""
     return any(declared_opset(function) in (0, declared_opset(model)) for function in model.functions)
@@ -133,14 +196,12 @@ def _refuse(problems: list[tuple[NodeProto, str]]) -> ModelProto:
     raise OpsetError(problems[0][1])
 
 
-def _problems(model: ModelProto, target: int) -> Iterator[tuple[NodeProto, str]]:
-    """The nodes that the target does not have, and what is wrong with each."""
+def _problems(model: ModelProto, target: int, unfit: _Unfit) -> Iterator[tuple[NodeProto, str]]:
+    """The nodes that do not mean the same in the target, and what is wrong with each."""
     for scope, typed in zip(scopes(model), scopes(with_types(model)), strict=True):
-        if scope.opset <= target:
-            continue
         for node in scope.proto.node:
             if node.domain in MAIN_DOMAINS and not is_packed(node):
-                problem = _unfit(node, typed, scope.opset, target)
+                problem = unfit(node, typed, scope.opset, target)
                 if problem:
                     where = f"{node.op_type} node {label(node)} ({scope.where})"
                     yield node, f"{where} of opset {scope.opset} cannot be expressed in opset {target}: {problem}"
@@ -161,7 +222,9 @@ def _schema(node: NodeProto, version: int) -> defs.OpSchema | None:
 
 
 def _unfit(node: NodeProto, typed: Scope, version: int, target: int) -> str | None:
-    """Why a node does not mean in the target what it means in a version, or None where it does."""
+    """Why a node does not mean in an older target what it means in a version, or None where it does."""
+    if version <= target:
+        return None
     new, old = _schema(node, version), _schema(node, target)
     if new is None:
         return f"onnx {onnx.__version__} does not know the operator"
@@ -201,24 +264,30 @@ def _drop_newer_defaults(node: NodeProto, version: int, target: int) -> None:
             del node.attribute[place]
 
 
-def _unfit_attributes(node: NodeProto, new: defs.OpSchema, old: defs.OpSchema) -> str | None:
+def _unfit_attributes(node: NodeProto, new: defs.OpSchema, old: defs.OpSchema, later: bool = False) -> str | None:
+    """Why a node of the first schema is none of the second, which is the later one or not.
+
+    An attribute that came with the later one has a default that keeps the meaning.
+    """
     given = set()
     for attribute in node.attribute:
         given.add(attribute.name)
         if attribute.name not in old.attributes:
             if not _is_default(attribute, new):
-                return f"attribute {attribute.name!r} came later"
+                return f"attribute {attribute.name!r} does not exist there"
         elif _attribute_type(old, attribute.name) != attribute.type:
-            return f"attribute {attribute.name!r} had another type"
+            return f"attribute {attribute.name!r} has another type there"
     for name, attribute in old.attributes.items():
         if name in given:
             continue
         if attribute.required:
-            return f"attribute {name!r} was required"
+            return f"attribute {name!r} is required there"
+        if later and name not in new.attributes:
+            continue
         default = attribute.default_value.SerializeToString()
         newer = new.attributes[name].default_value.SerializeToString() if name in new.attributes else b""
         if default != newer:
-            return f"the default of attribute {name!r} was another"
+            return f"the default of attribute {name!r} is another there"
     return None
 
 
@@ -228,13 +297,13 @@ def _unfit_values(
     while names and not names[-1]:
         names.pop()
     if not least <= len(names) <= most:
-        return f"it has {len(names)} {what}s, where the operator had {least} to {most}"
+        return f"it has {len(names)} {what}s, where the operator has {least} to {most} there"
     allowed = {constraint.type_param_str: constraint.allowed_type_strs for constraint in old.type_constraints}
     for place, name in enumerate(names):
         parameter = parameters[min(place, len(parameters) - 1)]
         known = _type_string(typed.type(name)) if name else None
         if known is not None and known not in allowed.get(parameter.type_str, [parameter.type_str]):
-            return f"{what} {name[:60]!r} is a {known}, which it did not take"
+            return f"{what} {name[:60]!r} is a {known}, which it does not take there"
     return None
 
 
@@ -265,7 +334,7 @@ def _converted(model: ModelProto, target: int, problems: list[tuple[NodeProto, s
 
     It also leaves nodes alone that the older opset has with another meaning, or for fewer types. Those are refused.
     """
-    problem = problems[0][1]
+    problem = problems[0][1] if problems else f"the model cannot be expressed in opset {target}"
     unfit = {_content(node): problem for node, problem in problems}
     held = ModelProto()
     held.CopyFrom(model)
