@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, numpy_helper
 
-from onnx_dqp.console import UsageError, fail, one_line, printable, progress, run_command
+from onnx_dqp.console import UsageError, count, fail, one_line, printable, progress, run_command
 from onnx_dqp.dequantize import dequantize
 from onnx_dqp.errors import PackedTensorError
-from onnx_dqp.formats import FORMATS
-from onnx_dqp.rules import OUTPUT_DTYPES, find_format, packed_size, payload_size, show, shown
+from onnx_dqp.rules import OUTPUT_DTYPES, find_format, packed_size, shown
 
 PROGRAM = "onnx-dqp"
 
@@ -93,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("input", type=Path, metavar="IN", help="a GGUF file, or one of its shards")
     command.add_argument(
-        "output", type=Path, metavar="OUT", help="the model to write, in the folder of IN, to whose bytes it refers"
+        "output", type=Path, metavar="OUT", help="the model to write, in the folder of IN; its weights stay in IN"
     )
     command.add_argument(
         "--copy", action="store_true", help="write the bytes to OUT.data; done anyway with a big-endian file"
@@ -203,194 +201,52 @@ def _main(arguments: Sequence[str] | None) -> int:
         raise UsageError(str(error)) from None
 
 
-def _table(*columns: str) -> Any:
-    from rich import box  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for name in columns:
-        numeric = name not in ("file", "format", "layout", "name", "shape", "type", "place")
-        long = name in ("file", "layout", "name", "place", "bits per element")
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold", no_wrap=not long)
-    return table
-
-
-def _print(table: Any) -> None:
-    from rich.console import Console  # noqa: PLC0415
-
-    console = Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console.width = 200
-    console.print(table)
-
-
-def _formats(_: argparse.Namespace) -> int:
-    from onnx_dqp.formats.explain import layout_text  # noqa: PLC0415
-
-    table = _table("format", "elements", "bytes", "bits per element", "layout")
-    for format in FORMATS.values():
-        bits = f"{format.bits_per_element:.4g}"
-        table.add_row(format.identifier, str(format.elements), str(format.bytes), bits, layout_text(format))
-    _print(table)
-    return 0
-
-
-def _packed(model: ModelProto) -> Iterator[dict[str, Any]]:
-    """What is known of each DequantizePacked node."""
-    from onnx_dqp.attributes import examine  # noqa: PLC0415
-    from onnx_dqp.models.scopes import is_packed, scopes  # noqa: PLC0415
-
-    for scope in scopes(model):
-        for node in scope.proto.node:
-            if not is_packed(node):
-                continue
-            attributes, _ = examine(node.attribute)
-            format, dims = attributes.format, attributes.dims
-            size = payload_size(format, dims) if format and dims is not None else None
-            elements = None if format is None or size is None else size // format.bytes * format.elements
-            x = node.input[0] if node.input else ""
-            yield {
-                "name": printable(x, 60),
-                "place": printable(scope.where, 120),
-                "constant": scope.constant(x) is not None,
-                "format": format.identifier if format else None,
-                "shape": None if dims is None else list(dims),
-                "type": None if attributes.output_dtype is None else _type_name(attributes.output_dtype),
-                "elements": elements,
-                "bytes": size,
-                "bits_per_element": format.bits_per_element if format else None,
-            }
-
-
-def _type_name(number: int) -> str:
-    return str(TensorProto.DataType.Name(number)).lower()
-
-
 def _report(path: Path, before: ModelProto, after: ModelProto, what: str) -> None:
+    from onnx_dqp.listing import packed_nodes  # noqa: PLC0415
     from onnx_dqp.models.files import tensors  # noqa: PLC0415
     from onnx_dqp.models.scopes import declared_opset, external  # noqa: PLC0415
 
-    left = sum(1 for _ in _packed(after))
-    done = sum(1 for _ in _packed(before)) - left
+    left = sum(1 for _ in packed_nodes(after))
+    done = sum(1 for _ in packed_nodes(before)) - left
     stay = f", {left} without a constant payload {'stays' if left == 1 else 'stay'}" if left else ""
     data = sorted({external(tensor)["location"] for tensor in tensors(after) if "location" in external(tensor)})
     where = f" (data in {', '.join(data)})" if data else ""
-    print(printable(f"{path}{where}: {_count(done, 'node')} {what}{stay}, opset {declared_opset(after)}"))
+    print(printable(f"{path}{where}: {count(done, 'node')} {what}{stay}, opset {declared_opset(after)}"))
+
+
+def _formats(_: argparse.Namespace) -> int:
+    from onnx_dqp.listing import list_formats  # noqa: PLC0415
+
+    list_formats()
+    return 0
 
 
 def _inspect(parsed: argparse.Namespace) -> int:
-    from onnx_dqp.models.files import read_model, stored_size, tensors  # noqa: PLC0415
+    from onnx_dqp.listing import list_gguf, list_model  # noqa: PLC0415
     from onnx_dqp.models.gguf_file import is_gguf  # noqa: PLC0415
 
-    if is_gguf(parsed.model):
-        return _inspect_gguf(parsed)
-    model = read_model(parsed.model)
-    found = list(_packed(model))
-    packed = sum(row["bytes"] or 0 for row in found)
-    elements = sum(row["elements"] or 0 for row in found)
-    for row in found:
-        row["share"] = (row["bytes"] or 0) / packed if packed else 0.0
-    in_all = sum(map(stored_size, tensors(model)))
-    totals = {
-        "packed_tensors": len(found),
-        "elements": elements,
-        "bytes": packed,
-        "bytes_as_float": 4 * elements,
-        "bytes_as_float16": 2 * elements,
-        "bytes_of_all_tensors": in_all,
-    }
-    if parsed.json:
-        print(json.dumps({"tensors": found, "totals": totals}, indent=1))
-        return 0
-    places = ["place"] if any(row["place"] != "graph" for row in found) else []
-    table = _table("name", "format", "shape", "type", "bytes", "bits per element", "share", *places)
-    for row in found:
-        table.add_row(
-            row["name"],
-            row["format"] or "?",
-            "?" if row["shape"] is None else show(row["shape"]),
-            row["type"] or "?",
-            "?" if row["bytes"] is None else f"{row['bytes']:,}",
-            "?" if row["bits_per_element"] is None else f"{row['bits_per_element']:.4g}",
-            f"{row['share']:.1%}",
-            *([row["place"]] if places else []),
-        )
-    _print(table)
-    size = f"{packed:,} bytes; {4 * elements:,} as FLOAT, {2 * elements:,} as FLOAT16"
-    print(f"{_count(len(found), 'packed tensor')}: {size}")
+    (list_gguf if is_gguf(parsed.model) else list_model)(parsed.model, parsed.json)
     return 0
-
-
-def _inspect_gguf(parsed: argparse.Namespace) -> int:
-    from onnx_dqp.models.gguf_file import read_gguf  # noqa: PLC0415
-
-    source = read_gguf(parsed.model)
-    in_all = sum(tensor.size for tensor in source.tensors)
-    found: list[dict[str, Any]] = [
-        {
-            "name": printable(tensor.name, 60),
-            "file": printable(tensor.path.name, 120),
-            "offset": tensor.offset,
-            "format": tensor.type_name,
-            "ggml_type": tensor.ggml_type,
-            "shape": list(tensor.shape),
-            "bytes": tensor.size,
-            "bits_per_element": tensor.bits_per_element,
-            "share": tensor.size / in_all if in_all else 0.0,
-            "problem": tensor.problem and printable(tensor.problem, 300),
-        }
-        for tensor in source.tensors
-    ]
-    packed = [tensor for tensor in source.tensors if tensor.format is not None and tensor.problem is None]
-    elements = sum(math.prod(tensor.shape) for tensor in packed)
-    totals = {
-        "tensors": len(found),
-        "packed_tensors": len(packed),
-        "elements": elements,
-        "bytes": sum(tensor.size for tensor in packed),
-        "bytes_as_float": 4 * elements,
-        "bytes_as_float16": 2 * elements,
-        "bytes_of_all_tensors": in_all,
-    }
-    if parsed.json:
-        print(json.dumps({"tensors": found, "totals": totals, "metadata": source.metadata}, indent=1))
-        return 0
-    places = ["file"] if len(source.paths) > 1 else []
-    table = _table("name", "format", "shape", "bytes", "bits per element", "share", *places)
-    for row in found:
-        table.add_row(
-            row["name"],
-            row["format"],
-            show(row["shape"]),
-            f"{row['bytes']:,}" if row["bytes"] or not row["problem"] else "?",
-            "?" if row["bits_per_element"] is None else f"{row['bits_per_element']:.4g}",
-            f"{row['share']:.1%}",
-            *([row["file"]] if places else []),
-        )
-    _print(table)
-    for row in found:
-        if row["problem"]:
-            print(f"{row['name']!r} cannot be used: {row['problem']}")
-    size = f"{totals['bytes']:,} bytes; {4 * elements:,} as FLOAT, {2 * elements:,} as FLOAT16"
-    print(f"{_count(len(found), 'tensor')}, {len(packed)} of them packed: {size}")
-    return 0
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _check(parsed: argparse.Namespace) -> int:
+    from onnx_dqp.listing import packed_nodes  # noqa: PLC0415
     from onnx_dqp.models.check import check  # noqa: PLC0415
-    from onnx_dqp.models.files import read_model  # noqa: PLC0415
+    from onnx_dqp.models.files import ModelFileError, octets, read_model, tensors  # noqa: PLC0415
+    from onnx_dqp.models.scopes import external  # noqa: PLC0415
 
     model = read_model(parsed.model)
-    problems = check(model)
+    problems = [str(problem) for problem in check(model)]
+    for tensor in filter(external, tensors(model)):
+        try:
+            octets(tensor, parsed.model.parent)  # only mapped: whether they are there
+        except ModelFileError as error:
+            problems.append(str(error))
     for problem in problems:
-        print(printable(str(problem), 1000))
+        print(printable(problem, 1000))
     if problems:
         return 1
-    print(f"no problem in {_count(len(list(_packed(model))), 'node')}")
+    print(f"no problem in {count(len(list(packed_nodes(model))), 'node')}")
     return 0
 
 
@@ -495,7 +351,7 @@ def _from_gguf(parsed: argparse.Namespace) -> int:
     files = _data_file(output).name if copy else ", ".join(sorted({tensor.path.name for tensor in tensors}))
     packed = sum(tensor.format is not None for tensor in tensors)
     where = f"{size} bytes {'copied to' if copy else 'of'} {files}"
-    print(printable(f"{output}: {_count(len(tensors), 'tensor')}, {packed} of them packed; {where}", 1000))
+    print(printable(f"{output}: {count(len(tensors), 'tensor')}, {packed} of them packed; {where}", 1000))
     return 0
 
 
@@ -516,7 +372,7 @@ def _pack(parsed: argparse.Namespace) -> int:
             write_model(made.model, parsed.output, base, data, everything=everything, progress=update)
     for name, reason in made.kept:
         print(printable(f"{name!r} stays: {reason}", 300))
-    what = f"{_count(made.count, 'initializer')} of {made.before:,} bytes packed as {format.identifier}"
+    what = f"{count(made.count, 'initializer')} of {made.before:,} bytes packed as {format.identifier}"
     print(printable(f"{parsed.output}: {what}, {made.after:,} bytes", 1000))
     return 0
 

@@ -75,10 +75,10 @@ def progress(what: str, total: int | None = None, *, bytes: bool = False) -> Ite
     count = DownloadColumn(binary_units=True) if bytes else MofNCompleteColumn()
     columns = (TextColumn("{task.description}"), BarColumn(), count, TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=total)
+        task = bar.add_task(what, total=total, visible=total is not None)
 
         def update(done: int, of: int | None = None) -> None:
-            bar.update(task, completed=done, total=of if of is not None else total)
+            bar.update(task, completed=done, total=of if of is not None else total, visible=True)
 
         yield update
 
@@ -86,6 +86,18 @@ def progress(what: str, total: int | None = None, *, bytes: bool = False) -> Ite
 def printable(text: str, most: int = 300) -> str:
     """Text of any origin for a message: on one line, not long, without control characters and lone surrogates."""
     return "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split())[:most])
+
+
+def shortened(text: str, most: int) -> str:
+    """Text of any origin for a table, with a mark in the middle where something is left out."""
+    text = printable(text, len(text))
+    half = (most - 1) // 2
+    return text if len(text) <= most else f"{text[: most - 1 - half]}\u2026{text[-half:]}"
+
+
+def count(number: int, noun: str) -> str:
+    """A number with its noun, in the plural but for 1."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def one_line(error: BaseException) -> str:

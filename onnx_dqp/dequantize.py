@@ -40,7 +40,7 @@ Payload = NDArray[np.uint8] | bytes | bytearray | memoryview
 
 def dequantize(
     x: Payload,
-    format: str,
+    format: str | PackedFormat,
     shape: Sequence[int],
     output_dtype: int = TensorProto.FLOAT,
     *,
@@ -55,7 +55,7 @@ def dequantize(
         The payload: a uint8 array of rank 1 (of any strides, alignment and writability), bytes, bytearray or a
         memoryview of bytes. It is only read.
     format
-        One of the identifiers in ``FORMATS``.
+        One of ``FORMATS``, or its identifier.
     shape
         The dimensions of the result; the last one a multiple of the format's elements per block.
     output_dtype

@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 from onnx import TensorProto
 
+from onnx_dqp.console import count
 from onnx_dqp.errors import PackedTensorError
 from onnx_dqp.formats import FORMATS, PackedFormat
 
@@ -70,7 +71,9 @@ def _shown_integer(value: int) -> str:
 
 
 def find_format(identifier: object) -> PackedFormat:
-    """R1: the format of an identifier, which is case-sensitive and takes no parameters."""
+    """R1: the format of an identifier, which is case-sensitive and takes no parameters; a format is its own."""
+    if isinstance(identifier, PackedFormat) and FORMATS.get(identifier.identifier) is identifier:
+        return identifier
     if not isinstance(identifier, str):
         raise PackedTensorError(f"format is of type {type_name(identifier)}", "a string", "R9")
     identifier = str(identifier)  # of a subclass: it may not be hashable
@@ -119,7 +122,7 @@ def to_ggml_type(format: str | PackedFormat) -> int:
     PackedTensorError
         The identifier breaks rule R1.
     """
-    return (format if isinstance(format, PackedFormat) else find_format(format)).ggml_type
+    return find_format(format).ggml_type
 
 
 def shape_from_gguf(ne: Sequence[int]) -> tuple[int, ...]:
@@ -192,13 +195,13 @@ def payload_size(format: PackedFormat, dims: tuple[int, ...]) -> int:
     return size
 
 
-def packed_size(format: str, shape: Sequence[int]) -> int:
+def packed_size(format: str | PackedFormat, shape: Sequence[int]) -> int:
     """Length of a packed tensor's payload.
 
     Parameters
     ----------
     format
-        One of the identifiers in ``FORMATS``.
+        One of ``FORMATS``, or its identifier.
     shape
         The tensor's dimensions, in ONNX (row-major) order.
 
@@ -221,8 +224,8 @@ def check_payload_size(format: PackedFormat, dims: tuple[int, ...], size: int) -
     if size != needed:
         rows, blocks = _product(dims[:-1]), dims[-1] // format.elements
         raise PackedTensorError(
-            f"{format.identifier}: x has {_count(size, 'byte')}",
-            f"{needed} ({_count(rows, 'row')} x {_count(blocks, 'block')} x {format.bytes} bytes)",
+            f"{format.identifier}: x has {count(size, 'byte')}",
+            f"{needed} ({count(rows, 'row')} x {count(blocks, 'block')} x {format.bytes} bytes)",
             "R4",
             link=f", but shape {show(dims)} needs ",
         )
@@ -295,7 +298,3 @@ def integer(value: object) -> int:
         return operator.index(value)  # type: ignore[arg-type]
     except Exception:  # whatever an __index__ of any object raises
         raise TypeError from None
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

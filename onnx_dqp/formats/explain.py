@@ -170,18 +170,18 @@ class Dissection:
         yield f"{what}: {' '.join(map(str, codes))}"
 
 
-def explain(format: str, block: Payload) -> str:
+def explain(format: str | PackedFormat, block: Payload) -> str:
     """One block taken apart, as text: ``take_apart`` in lines."""
     return str(take_apart(format, block))
 
 
-def take_apart(format: str, block: Payload) -> Dissection:
+def take_apart(format: str | PackedFormat, block: Payload) -> Dissection:
     """Take one block apart.
 
     Parameters
     ----------
     format
-        One of the identifiers in ``FORMATS``.
+        One of ``FORMATS``, or its identifier.
     block
         The bytes of one block, as ``dequantize`` takes a payload.
 
@@ -193,7 +193,7 @@ def take_apart(format: str, block: Payload) -> Dissection:
     found = find_format(format)
     octets = as_bytes(block)
     if octets.size != found.bytes:
-        raise PackedTensorError(f"{format}: the block has {octets.size} bytes", str(found.bytes), "R4")
+        raise PackedTensorError(f"{found.identifier}: the block has {octets.size} bytes", str(found.bytes), "R4")
     return Dissection(
         found.identifier,
         " ".join((found.__doc__ or "").split()).replace("``", ""),

@@ -30,6 +30,9 @@ MOST_INLINE = 2**31 - 2**20
 _LARGE = 1024
 """Bytes from which on a tensor goes to external data, as in ``onnx.save``."""
 
+GGUF_MAGIC = b"GGUF"
+"""How a GGUF file begins, and no model does."""
+
 PART = 1 << 24
 """Bytes that are read or written at a time."""
 
@@ -59,6 +62,8 @@ def read_model(path: Path) -> ModelProto:
         raise ModelFileError(f"{path}: {error.strerror}") from None
     if not content:
         raise ModelFileError(f"{path} is empty, expected an ONNX model")
+    if content.startswith(GGUF_MAGIC):
+        raise ModelFileError(f"{path} is a GGUF file, expected an ONNX model: onnx-dqp from-gguf makes one")
     model = ModelProto()
     try:
         model.ParseFromString(content)

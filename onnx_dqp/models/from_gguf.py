@@ -12,7 +12,7 @@ from onnx import ModelProto, TensorProto, helper
 from onnx_dqp import __version__
 from onnx_dqp.console import printable
 from onnx_dqp.models.files import MOST_INLINE, DataFile, ModelFileError, Progress, no_progress, refer
-from onnx_dqp.models.gguf_file import PLAIN_TYPES, Gguf, GgufTensor, read_gguf
+from onnx_dqp.models.gguf_file import PLAIN_TYPES, Gguf, GgufTensor, json_ready, read_gguf
 from onnx_dqp.models.selection import Selection, chooser
 from onnx_dqp.rules import OUTPUT_DTYPES, check_output_dtype
 from onnx_dqp.schema import OP_TYPE, SINCE_VERSION
@@ -89,7 +89,7 @@ def usable(source: Gguf, select: Selection, skip: bool) -> tuple[list[GgufTensor
         raise ModelFileError(f"{path}: none of {len(source.tensors)} tensors is selected")
     bad = [tensor for tensor in meant if tensor.problem is not None]
     if bad and not skip:
-        more = f", and {len(bad) - 1} more such tensors" if len(bad) > 1 else ""
+        more = f", and {len(bad) - 1} more with problems" if len(bad) > 1 else ""
         raise ModelFileError(f"{path}: tensor {printable(bad[0].name, 60)!r}: {bad[0].problem}{more}")
     good = [tensor for tensor in meant if tensor.problem is None]
     if not good:
@@ -100,11 +100,11 @@ def usable(source: Gguf, select: Selection, skip: bool) -> tuple[list[GgufTensor
 def demand_linkable(tensors: Iterable[GgufTensor]) -> None:
     """Refuse files that ONNX does not take for external data."""
     for path in {tensor.path: None for tensor in tensors if not tensor.big_endian}:
-        copying = "expected an ordinary file of one name; or copy its data"
+        expected = "expected an ordinary file of one name, or link=False (--copy)"
         if path.is_symlink():
-            raise ModelFileError(f"{path} is a symbolic link, which onnx refuses as external data, {copying}")
+            raise ModelFileError(f"{path} is a symbolic link, which onnx refuses as external data, {expected}")
         if path.stat().st_nlink > 1:
-            raise ModelFileError(f"{path} has several hard links, which onnx refuses as external data, {copying}")
+            raise ModelFileError(f"{path} has several hard links, which onnx refuses as external data, {expected}")
         try:
             path.name.encode()
         except UnicodeEncodeError:
@@ -170,4 +170,4 @@ def build(source: Gguf, tensors: Iterable[GgufTensor], output_dtype: int, store:
 
 def _text(value: Any) -> str:
     """A metadata value: strings as they are, the rest as JSON."""
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(json_ready(value))

@@ -18,6 +18,7 @@ so that a damaged file costs neither memory nor time.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -33,15 +34,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnx_dqp.console import printable
-from onnx_dqp.errors import PackedTensorError
 from onnx_dqp.formats import PackedFormat
-from onnx_dqp.models.files import PART, ModelFileError
+from onnx_dqp.models.files import GGUF_MAGIC, PART, ModelFileError
 from onnx_dqp.rules import MAX_INT64, from_ggml_type, packed_size, shape_from_gguf, show
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
-
-MAGIC = b"GGUF"
 
 PLAIN_TYPES = {
     0: TensorProto.FLOAT,
@@ -139,7 +137,7 @@ class GgufTensor:
 
         Raises
         ------
-        ModelFileError
+        ValueError
             The file is shorter than it was.
         """
         unit = np.dtype(f"u{_PLAIN[self.ggml_type][1]}") if self.format is None else self.format.layout
@@ -179,7 +177,7 @@ def is_gguf(path: Path) -> bool:
     if path.suffix == ".gguf" or not path.is_file():
         return path.suffix == ".gguf"
     with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+        return file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
 
 
 def read_gguf(path: str | os.PathLike[str]) -> Gguf:
@@ -194,9 +192,11 @@ def read_gguf(path: str | os.PathLike[str]) -> Gguf:
     ------
     ImportError
         The package ``gguf`` is not installed.
-    ModelFileError
-        A file is missing, no GGUF file, or damaged so that its tensors cannot be told. What is wrong with a single
-        tensor is its ``problem``.
+    OSError
+        A file cannot be read.
+    ValueError
+        A shard is missing, or a file is no GGUF file or damaged so that its tensors cannot be told. What is wrong with
+        a single tensor is its ``problem``.
     """
     given = Path(path)
     first = _read_file(given)
@@ -243,8 +243,8 @@ def _read_file(path: Path) -> _File:
         raise ModelFileError(f"{path} is no ordinary file, expected a GGUF file")
     with path.open("rb") as file:
         head, size = file.read(_HEADER), os.fstat(file.fileno()).st_size
-    if head[:4] != MAGIC:
-        raise ModelFileError(f"{path} is no GGUF file: it begins with {head[:4]!r}, expected {MAGIC!r}")
+    if head[:4] != GGUF_MAGIC:
+        raise ModelFileError(f"{path} is no GGUF file: it begins with {head[:4]!r}, expected {GGUF_MAGIC!r}")
     if len(head) < _HEADER:
         raise ModelFileError(f"{path} is cut off: it has {len(head)} bytes, expected a header of {_HEADER}")
     versions = [int.from_bytes(head[4:8], "little"), int.from_bytes(head[4:8], "big")]
@@ -297,16 +297,14 @@ def _examined(
 ) -> GgufTensor:
     """A tensor, with what is wrong with it, overlaps left aside."""
     tensor = GgufTensor(entry.name, entry.ggml_type, entry.ne[::-1], path, entry.offset, big_endian=big_endian)
-    problem = _name_problem(entry.name)
-    if problem is not None:
-        return replace(tensor, problem=problem)
     try:
         shape = shape_from_gguf(entry.ne)
         size = _size(entry.ggml_type, shape)
-    except PackedTensorError as error:
-        return replace(tensor, problem=str(error))
     except ValueError as error:
         return replace(tensor, problem=str(error))
+    problem = _name_problem(entry.name)
+    if problem is not None:
+        return replace(tensor, shape=shape, size=size, problem=problem)
     if entry.relative % alignment:
         problem = (
             f"its data are at byte {entry.relative} of all data, expected a multiple of the alignment, {alignment}"
@@ -316,6 +314,13 @@ def _examined(
     elif tensor.format is not None and quantization != _QUANTIZATION_VERSION:
         problem = f"the file has quantization version {quantization}, expected {_QUANTIZATION_VERSION}"
     return replace(tensor, shape=shape, size=size, problem=problem)
+
+
+def json_ready(value: Any) -> Any:
+    """A metadata value for JSON, which has no infinities and NaN: these become strings."""
+    if isinstance(value, list):
+        return [json_ready(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _name_problem(name: str) -> str | None:

@@ -113,8 +113,8 @@ def pack(
         No quantizer knows the format; a quantizer's payload has another length or type; external data are not as the
         model states; the payloads do not fit in a model; or (OpsetError) the model cannot be expressed in opset 29.
     """
-    format = format if isinstance(format, PackedFormat) else find_format(format)
-    quantize, base = find_quantizer(quantizer, format), Path(base_dir)
+    format, base = find_format(format), Path(base_dir)
+    quantize = find_quantizer(quantizer, format)
     if external_data is None:
         if packed_bytes(model, format, select) + model.ByteSize() > MOST_INLINE:
             raise ModelFileError("the model and its payloads have over 2 GiB, expected less without external data")
@@ -147,6 +147,8 @@ def packed(
     result = Packed(lift(copy))
     taken = {name for scope in scopes(result.model) for name in scope.names}
     packing, meant = _Packing(format, quantize, base, taken, data), list(_meant(result.model, select))
+    if not meant and select is not None:
+        raise ModelFileError("no floating-point initializer is selected, expected some")
     total, done = sum(math.prod(tensor.dims) for _, tensor in meant), 0
     for graph, tensor in meant:
         elements, size = math.prod(tensor.dims), OUTPUT_DTYPES[tensor.data_type].itemsize
@@ -252,8 +254,9 @@ def _payload(rows: NDArray[np.unsignedinteger], dtype: np.dtype, name: str, pack
         with np.errstate(all="ignore"):
             weights = some.astype(f"u{dtype.itemsize}", copy=False).view(dtype).astype(np.float32)
         largest = float(np.abs(weights).max())
-        if not largest <= _LARGEST:  # nor NaN
-            raise _StaysError(f"it has a magnitude of {largest:.6g}, expected finite ones up to {_LARGEST:.0f}")
+        if not largest <= _LARGEST:
+            found = "NaN" if math.isnan(largest) else f"a magnitude of {largest:.6g}"
+            raise _StaysError(f"it has {found}, expected magnitudes up to {_LARGEST:.0f}")
         part = packing.quantize(format, weights)
         size = payload_size(format, weights.shape)
         if not isinstance(part, np.ndarray) or part.dtype != np.uint8 or part.shape != (size,):
