@@ -1,4 +1,4 @@
-"""ggml's compiled library, through ctypes: the decoders that everyone else's are measured by, and its quantizers.
+"""The decoders of ggml's compiled library, by which everyone else's are measured.
 
 Needs the package ``libggml-python`` (extra ``ggml``), which carries the library.
 """
@@ -11,9 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnx_dqp.formats import PackedFormat
-from onnx_dqp.ggml import NO_QUANTIZER, library, pointer, quantize
-
-__all__ = ["NO_DECODER", "NO_QUANTIZER", "dequantize", "library", "quantize"]
+from onnx_dqp.ggml import library, pointer
 
 NO_DECODER = frozenset({"gguf:q8_1"})
 """Formats without a ``dequantize_row_*``."""

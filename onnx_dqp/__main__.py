@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, numpy_helper
 
-from onnx_dqp.console import UsageError, count, fail, one_line, printable, progress, run_command
+from onnx_dqp.console import UsageError, count, ending_cleanly, fail, one_line, printable, progress, run_command
 from onnx_dqp.dequantize import dequantize
 from onnx_dqp.errors import PackedTensorError
 from onnx_dqp.rules import OUTPUT_DTYPES, find_format, packed_size, shown
@@ -186,7 +186,8 @@ def _shape(text: str) -> tuple[int, ...]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
-    return run_command(PROGRAM, lambda: _main(arguments))
+    with ending_cleanly():
+        return run_command(PROGRAM, lambda: _main(arguments))
 
 
 def _main(arguments: Sequence[str] | None) -> int:
@@ -357,17 +358,17 @@ def _from_gguf(parsed: argparse.Namespace) -> int:
 
 def _pack(parsed: argparse.Namespace) -> int:
     from onnx_dqp.models.files import MOST_INLINE, DataFile, write_model  # noqa: PLC0415
-    from onnx_dqp.models.pack import packed, packed_bytes  # noqa: PLC0415
+    from onnx_dqp.models.pack import inline_size, pack_into  # noqa: PLC0415
     from onnx_dqp.quantizers import find_quantizer  # noqa: PLC0415
 
     format = find_format(parsed.format)
     quantize = find_quantizer(parsed.quantizer, format)
     model = _files(parsed)
     base = parsed.input.parent
-    everything = parsed.external_data or packed_bytes(model, format, parsed.select) + model.ByteSize() > MOST_INLINE
+    everything = parsed.external_data or inline_size(model, format, parsed.select) > MOST_INLINE
     with DataFile(_data_file(parsed.output)) as data:
         with progress("quantizing") as update:
-            made = packed(model, format, parsed.select, quantize, base, data if everything else None, update)
+            made = pack_into(model, format, parsed.select, quantize, base, data if everything else None, update)
         with progress("copying", bytes=True) as update:
             write_model(made.model, parsed.output, base, data, everything=everything, progress=update)
     for name, reason in made.kept:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,11 @@ def examine(attributes: Iterable[AttributeProto]) -> tuple[Attributes, list[Pack
     values: dict[str, Any] = dict.fromkeys(ATTRIBUTE_TYPES)
     if "output_dtype" not in given:
         values["output_dtype"] = DEFAULT_OUTPUT_DTYPE
-    checks = {"format": find_format, "shape": check_dimensions, "output_dtype": check_output_dtype}
+    checks: dict[str, Callable[[Any], Any]] = {
+        "format": find_format,
+        "shape": check_dimensions,
+        "output_dtype": check_output_dtype,
+    }
     for name, check in checks.items():
         one = given.get(name)
         if one is None or one.type != ATTRIBUTE_TYPES[name] or one.ref_attr_name:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,6 +37,24 @@ def run_command(program: str, command: Callable[[], int]) -> int:
     except MemoryError as error:
         return fail(program, f"not enough memory: {error}" if str(error) else "not enough memory")
     return status
+
+
+@contextmanager
+def ending_cleanly() -> Iterator[None]:
+    """Let a request to end the process (SIGTERM) run what cleans up, here, in the main thread."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    try:
+        before = signal.signal(signal.SIGTERM, end)
+    except ValueError:  # in another thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def fail(program: str, text: str) -> int:

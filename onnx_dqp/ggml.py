@@ -30,7 +30,7 @@ def library() -> ctypes.CDLL:
     """
     spec = find_spec("libggml")
     if spec is None or spec.origin is None:
-        raise ImportError("ggml's compiled library is not installed: pip install onnx_dqp[ggml]")
+        raise ImportError("ggml's compiled library is not installed: pip install 'onnx_dqp[ggml]'")
     names = ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll")
     found = [path for name in names for path in Path(spec.origin).parent.rglob(name)]
     if not found:

@@ -108,7 +108,10 @@ def type_name(number: int) -> str:
 
 
 def _with_shares(rows: list[Row], total: int) -> list[Row]:
-    return [{**row, "share": (row["bytes"] or 0) / total if total else 0.0} for row in rows]
+    """The rows with each one's share of all bytes; one with a problem has none."""
+    return [
+        {**row, "share": None if row.get("problem") else (row["bytes"] or 0) / total if total else 0.0} for row in rows
+    ]
 
 
 def _totals(packed: list[Row], in_all: int) -> dict[str, int]:
@@ -145,7 +148,7 @@ def list_model(path: Path, as_json: bool) -> None:
 def list_gguf(path: Path, as_json: bool) -> None:
     """Print a GGUF file's tensors, each one's share of their bytes, and what is wrong with any of them."""
     source = read_gguf(path)
-    in_all = sum(tensor.size for tensor in source.tensors)
+    in_all = sum(tensor.size for tensor in source.tensors if tensor.problem is None)
     found: list[Row] = [
         {
             "name": tensor.name,
@@ -161,8 +164,9 @@ def list_gguf(path: Path, as_json: bool) -> None:
         }
         for tensor in source.tensors
     ]
-    packed = [row for row, tensor in zip(found, source.tensors, strict=True) if tensor.format is not None]
-    rows, totals = _with_shares(found, in_all), {"tensors": len(found), **_totals(packed, in_all)}
+    good = [(row, tensor) for row, tensor in zip(found, source.tensors, strict=True) if tensor.problem is None]
+    packed = [row for row, tensor in good if tensor.format is not None]
+    rows, totals = _with_shares(found, in_all), {"tensors": len(good), **_totals(packed, in_all)}
     if as_json:
         metadata = {key: json_ready(value) for key, value in source.metadata.items()}
         print(json.dumps({"tensors": rows, "totals": totals, "metadata": metadata}, indent=1))
@@ -175,7 +179,8 @@ def list_gguf(path: Path, as_json: bool) -> None:
     known = [f"{key} {printable(str(source.metadata[key]), 60)}" for key in _SHOWN if key in source.metadata]
     if known:
         print(f"{', '.join(known)} (all {count(len(source.metadata), 'key')}: --json)")
-    print(f"{count(len(rows), 'tensor')}, {len(packed)} of them packed: {_sizes(totals)}")
+    bad = f" ({len(rows) - len(good)} more cannot be used)" if len(rows) > len(good) else ""
+    print(f"{count(len(good), 'tensor')}{bad}, {len(packed)} of them packed: {_sizes(totals)}")
 
 
 _SHOWN = ("general.architecture", "general.name", "general.file_type")

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from onnx_dqp import ggml
 from onnx_dqp.formats import PackedFormat
+from onnx_dqp.rules import shown
 
 Quantizer = Callable[[PackedFormat, NDArray[np.float32]], NDArray[np.uint8]]
 """Gives the payload, of rank 1, of weights of shape (rows, elements), whole blocks a row."""
@@ -19,21 +20,11 @@ PACKAGES = {"ggml": "libggml", "gguf": "gguf"}
 
 
 def gguf_quantize(format: PackedFormat, weights: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Quantize with the package ``gguf``.
-
-    Raises
-    ------
-    ValueError
-        It has no quantizer for the format.
-    """
+    """Quantize with the package ``gguf``, which must know the format."""
     import gguf  # noqa: PLC0415 - an extra
 
-    try:
-        kind = gguf.GGMLQuantizationType(format.ggml_type)
-        with np.errstate(all="ignore"):
-            payload = gguf.quants.quantize(weights, kind)
-    except (ValueError, NotImplementedError):
-        raise ValueError(f"gguf has no quantizer for {format.identifier}") from None
+    with np.errstate(all="ignore"):
+        payload = gguf.quants.quantize(weights, gguf.GGMLQuantizationType(format.ggml_type))
     return payload.reshape(-1)
 
 
@@ -43,9 +34,13 @@ def can_quantize(name: str, format: PackedFormat) -> bool:
         return False
     if name == "ggml":
         return format.identifier not in ggml.NO_QUANTIZER
+    from gguf import GGMLQuantizationType  # noqa: PLC0415 - an extra
+
+    if format.ggml_type not in set(GGMLQuantizationType):
+        return False
     try:
         gguf_quantize(format, np.zeros((1, format.elements), np.float32))
-    except ValueError:
+    except NotImplementedError:  # no list of those that are
         return False
     return True
 
@@ -70,8 +65,8 @@ def find_quantizer(choice: str | Quantizer | None, format: PackedFormat) -> Quan
     """
     if callable(choice):
         return choice
-    if choice is not None and choice not in PACKAGES:
-        raise ValueError(f"quantizer is {choice!r}, expected a function or one of {', '.join(PACKAGES)}")
+    if choice is not None and (not isinstance(choice, str) or choice not in PACKAGES):
+        raise ValueError(f"quantizer is {shown(choice)}, expected a function or one of {', '.join(PACKAGES)}")
     names = tuple(PACKAGES) if choice is None else (choice,)
     for name in names:
         if can_quantize(name, format):

@@ -142,29 +142,29 @@ def shape_from_gguf(ne: Sequence[int]) -> tuple[int, ...]:
         There are fewer than one or more than four dimensions (``GGML_MAX_DIMS``), or one is negative, over 63 bits or
         no integer.
     """
-    dims = check_dimensions(ne)
+    dims = check_dimensions(ne, "ne")
     if len(dims) > _MOST_GGML_DIMENSIONS:
         raise PackedTensorError(f"ne is {show(dims)}", f"at most {_MOST_GGML_DIMENSIONS} dimensions", "R8")
     return dims[::-1]
 
 
-def check_dimensions(shape: object) -> tuple[int, ...]:
+def check_dimensions(shape: object, what: str = "shape") -> tuple[int, ...]:
     """R2: a shape of any format as Python integers, its rank at least 1, no dimension negative or over 63 bits."""
     if isinstance(shape, (str, bytes, bytearray, memoryview)) or not isinstance(shape, (Sequence, np.ndarray)):
-        raise PackedTensorError(f"shape is of type {type_name(shape)}", "a list of integers", "R9")
+        raise PackedTensorError(f"{what} is of type {type_name(shape)}", "a list of integers", "R9")
     if isinstance(shape, np.ndarray) and shape.ndim != 1:
-        raise PackedTensorError(f"shape is an array of rank {shape.ndim}", "a list of integers", "R9")
+        raise PackedTensorError(f"{what} is an array of rank {shape.ndim}", "a list of integers", "R9")
     if not len(shape):
-        raise PackedTensorError("shape is []", "a rank of at least 1", "R2")
+        raise PackedTensorError(f"{what} is []", "a rank of at least 1", "R2")
     if len(shape) > _MOST_DIMENSIONS:
-        raise PackedTensorError(f"shape has rank {len(shape)}", f"at most {_MOST_DIMENSIONS}")
-    dims = tuple(_dimension(dim) for dim in shape)
+        raise PackedTensorError(f"{what} has rank {len(shape)}", f"at most {_MOST_DIMENSIONS}")
+    dims = tuple(_dimension(dim, what) for dim in shape)
     for dim in dims:
         if dim < 0:
-            found = f"shape {show(dims)} has dimension {_shown_integer(dim)}"
+            found = f"{what} {show(dims)} has dimension {_shown_integer(dim)}"
             raise PackedTensorError(found, "no negative dimension", "R2")
         if dim > MAX_INT64:
-            raise PackedTensorError(f"shape {show(dims)} has a dimension over 2^63 - 1", rule="R2")
+            raise PackedTensorError(f"{what} {show(dims)} has a dimension over 2^63 - 1", rule="R2")
     return dims
 
 
@@ -185,7 +185,7 @@ def check_shape(format: PackedFormat, shape: object) -> tuple[int, ...]:
 
 def payload_size(format: PackedFormat, dims: tuple[int, ...]) -> int:
     """R4: the length in bytes that ``x`` must have for a shape that was checked."""
-    rows = _product(dims[:-1])
+    rows = product(dims[:-1])
     size = rows * (dims[-1] // format.elements) * format.bytes
     if max(size, rows * dims[-1]) > MAX_INT64:
         raise PackedTensorError(
@@ -222,7 +222,7 @@ def check_payload_size(format: PackedFormat, dims: tuple[int, ...], size: int) -
     """R4: refuse a payload whose length is not exactly what a checked shape needs."""
     needed = payload_size(format, dims)
     if size != needed:
-        rows, blocks = _product(dims[:-1]), dims[-1] // format.elements
+        rows, blocks = product(dims[:-1]), dims[-1] // format.elements
         raise PackedTensorError(
             f"{format.identifier}: x has {count(size, 'byte')}",
             f"{needed} ({count(rows, 'row')} x {count(blocks, 'block')} x {format.bytes} bytes)",
@@ -265,13 +265,13 @@ def check_array_fits(format: PackedFormat, dims: tuple[int, ...], dtype: np.dtyp
         raise PackedTensorError(
             f"{format.identifier}: shape {show(dims)} has rank {len(dims)}, NumPy's arrays have at most {_MAX_RANK}"
         )
-    if _product([dim for dim in dims if dim]) * dtype.itemsize > np.iinfo(np.intp).max:
+    if product([dim for dim in dims if dim]) * dtype.itemsize > np.iinfo(np.intp).max:
         raise PackedTensorError(
             f"{format.identifier}: shape {show(dims)} is too large for a NumPy array, even where it is empty"
         )
 
 
-def _product(dims: Sequence[int]) -> int:
+def product(dims: Sequence[int]) -> int:
     """The product, cut off once it passes 2^63 - 1: that of many large dimensions would take a minute."""
     if 0 in dims:
         return 0
@@ -283,11 +283,11 @@ def _product(dims: Sequence[int]) -> int:
     return product
 
 
-def _dimension(value: object) -> int:
+def _dimension(value: object, what: str) -> int:
     try:
         return integer(value)
     except TypeError:
-        raise PackedTensorError(f"shape has an item that is {shown(value)}", "a list of integers", "R9") from None
+        raise PackedTensorError(f"{what} has an item that is {shown(value)}", "a list of integers", "R9") from None
 
 
 def integer(value: object) -> int:

@@ -34,6 +34,7 @@ from rich.table import Table
 
 from conformance import ggml
 from onnx_dqp import FORMATS, DequantizePacked, PackedFormat, dequantize
+from onnx_dqp.ggml import NO_QUANTIZER, quantize
 from onnx_dqp.rules import OUTPUT_DTYPES
 from onnx_dqp.threads import processors
 
@@ -99,13 +100,13 @@ def payload_of(format: PackedFormat, elements: int, kind: str) -> np.ndarray:
     blocks = max(1, elements // format.elements)
     if kind == "random":
         return rng.integers(0, 256, blocks * format.bytes, np.uint8)
-    if format.identifier in ggml.NO_QUANTIZER or not installed("ggml"):  # codes of all sizes, and an ordinary scale
+    if format.identifier in NO_QUANTIZER or not installed("ggml"):  # codes of all sizes, and an ordinary scale
         some = rng.integers(0, 256, blocks * format.bytes, np.uint8).view(format.layout)
         for name in {"d", "dmin", "m"} & set(format.layout.names or ()):
             if format.layout[name].kind == "f":
                 some[name] = 0.01
         return some.view(np.uint8)
-    weights = ggml.quantize(format, rng.standard_normal((16, 1 << 12), np.float32))
+    weights = quantize(format, rng.standard_normal((16, 1 << 12), np.float32))
     return np.resize(weights, blocks * format.bytes)
 
 

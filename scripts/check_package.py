@@ -30,7 +30,8 @@ USE = """
 import sys
 from importlib.metadata import requires
 import onnx_dqp
-from conformance import exact, ggml
+from conformance import exact
+from onnx_dqp import ggml
 for identifier, format in onnx_dqp.FORMATS.items():
     block = bytes(range(format.bytes % 256)) + bytes(format.bytes - format.bytes % 256)
     bits = list(exact.decode(identifier, block))

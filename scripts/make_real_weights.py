@@ -22,9 +22,8 @@ from _generated import Generated, main
 from _real_weights import relative_rms_error
 from numpy.typing import NDArray
 
-from conformance import ggml
 from conformance.expected import expected
-from onnx_dqp import FORMATS, PackedFormat
+from onnx_dqp import FORMATS, PackedFormat, ggml
 
 MODEL = "models/standard_v3_3/model.onnx"
 TENSOR = "jax2tf_get_logits_/pjit_get_logits_/MagikaV2/Conv_0/transpose_3:0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tracemalloc
 from importlib import import_module
 from math import prod
@@ -18,7 +19,7 @@ from parameterized import parameterized
 from conformance import payloads
 from conformance.compare import differing
 from conformance.expected import expected
-from onnx_dqp import FORMATS, PackedTensorError, dequantize, packed_size
+from onnx_dqp import FORMATS, PackedTensorError, dequantize, packed_size, take_apart
 from onnx_dqp.rules import OUTPUT_DTYPES
 
 MIB = 1 << 20
@@ -36,6 +37,21 @@ def spread(payload, step):
 
 def unaligned(payload):
     return np.frombuffer(b"\0" + payload, np.uint8)[1:]
+
+
+class Formats(TestCase):
+    def test_a_format_is_its_identifier(self):
+        for identifier, format in FORMATS.items():
+            payload = bytes(format.bytes)
+            wanted = dequantize(payload, identifier, [format.elements])
+            self.assertFalse(differing(dequantize(payload, format, [format.elements]), wanted).any())
+            self.assertEqual(packed_size(format, [format.elements]), format.bytes)
+            self.assertEqual(str(take_apart(format, payload)), str(take_apart(identifier, payload)))
+
+    def test_an_object_that_is_no_format_of_the_table(self):
+        own = dataclasses.replace(FORMATS["gguf:q4_0"], elements=64)
+        with self.assertRaisesRegex(PackedTensorError, "format is of type PackedFormat, expected a string"):
+            dequantize(bytes(18), own, [64])
 
 
 class Inputs(TestCase):

@@ -52,6 +52,7 @@ class Readme(TestCase):
         self.addCleanup(os.chdir, os.getcwd())
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)
+            write(Path("model.gguf"), {"w": packed("gguf:q4_0", [4, 512])})
             for example in examples:
                 names: dict[str, object] = {}
                 exec(compile(example.replace("print(", "str("), "README.md", "exec"), names)

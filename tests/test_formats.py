@@ -12,9 +12,9 @@ import numpy as np
 from helpers import FORMAT_ROWS
 from parameterized import parameterized
 
-from conformance import exact, ggml
+from conformance import exact
 from conformance.compare import differing
-from onnx_dqp import FORMATS, PackedFormat
+from onnx_dqp import FORMATS, PackedFormat, ggml
 from onnx_dqp.formats.unpack import Scratch
 
 # The operator's table, and each field's offset, item type and number of items, in the order of ggml's structures.

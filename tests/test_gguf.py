@@ -11,10 +11,13 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 import tracemalloc
 import unittest
 from pathlib import Path
+from unittest import mock
 
+import gguf
 import ml_dtypes
 import numpy as np
 import onnx
@@ -29,7 +32,8 @@ import onnx_dqp
 from conformance.compare import differing
 from onnx_dqp import FORMATS, PackedTensorError, from_ggml_type, from_gguf, read_gguf, shape_from_gguf, to_ggml_type
 from onnx_dqp.__main__ import main
-from onnx_dqp.models.files import octets
+from onnx_dqp.models.files import DataFile, NewFile, octets
+from onnx_dqp.models.from_gguf import copying
 from onnx_dqp.rules import OUTPUT_DTYPES
 
 # ggml.h's enum ggml_type.
@@ -177,8 +181,47 @@ class Models(Folder):
         write(self.path, real_tensors())
         model = from_gguf(self.path, link=False)
         self.path.unlink()
-        onnx.checker.check_model(from_gguf_at_28(model))
+        onnx.checker.check_model(onnx_dqp.expand(model, opset=21), full_check=True)
         self.assert_real(self.evaluated(model))
+
+    @parameterized.expand([("little", False), ("big", True)])
+    def test_read_in_parts_of_whole_blocks(self, _, big):
+        write(self.path, real_tensors(), big=big)
+        with mock.patch("onnx_dqp.models.gguf_file.PART", 1000):
+            for tensor in read_gguf(self.path).tensors:
+                parts = [part.tobytes() for part in tensor.parts()]
+                self.assertEqual(b"".join(parts), real_tensors()[tensor.name][2])
+                self.assertEqual(len(parts) > 1, tensor.size > 1000)
+            self.convert("--copy")
+        self.assert_real(self.evaluated())
+
+    def test_a_file_that_becomes_shorter(self):
+        write(self.path, ONE)
+        (tensor,) = read_gguf(self.path).tensors
+        with self.path.open("r+b") as file:
+            file.truncate(tensor.offset + 100)
+        with self.assertRaisesRegex(ValueError, "in.gguf: the file became shorter while it was read"):
+            list(tensor.parts())
+
+    def test_progress(self):
+        write(self.path, real_tensors())
+        tensors = read_gguf(self.path).tensors
+        told = []
+        with mock.patch("onnx_dqp.models.gguf_file.PART", 500), DataFile(self.folder / "data") as data:
+            store = copying(data, tensors, lambda *numbers: told.append(numbers))
+            for tensor in tensors:
+                store(TensorProto(), tensor)
+        total = sum(len(content) for _, _, content in real_tensors().values())
+        self.assertEqual(told[-1], (total, total))
+        self.assertEqual(sorted(set(told)), told)
+        self.assertGreater(len(told), len(tensors))
+
+    def test_version_2_and_scalars(self):
+        scalar = struct.pack("<f", 1.5)
+        self.path.write_bytes(file_of([described("s", 0, [], 0)], data=scalar, version=2))
+        self.convert()
+        self.assertEqual(self.evaluated()["s"].tolist(), 1.5)
+        self.assertEqual(self.evaluated()["s"].shape, ())
 
     def test_linked_bytes_are_the_files_own(self):
         write(self.path, real_tensors())
@@ -228,13 +271,22 @@ class Models(Folder):
             lambda w: w.add_array("llama.heads", [1, 2]),
             lambda w: w.add_array("general.tags", ["left out"]),
             lambda w: w.add_array("llama.long", [1] * 5000),
-            lambda w: w.add_string("general.long", "x" * 5000),
+            lambda w: w.add_string("general.too_long", "x" * 4097),
+            lambda w: w.add_array("llama.too_long", [1] * 4097),
+            lambda w: w.add_string("general.longest", "x" * 4096),
+            lambda w: w.add_key_value("general.empty", "", gguf.GGUFValueType.STRING),
         ])  # fmt: skip
         found = {entry.key: entry.value for entry in from_gguf(self.path).metadata_props}
         self.assertEqual(found, {
             "general.architecture": "llama", "general.name": "a test", "general.file_type": "15",
             "llama.block_count": "32", "llama.x": "true", "llama.eps": "0.5", "llama.heads": "[1, 2]",
+            "general.longest": "x" * 4096, "general.empty": "",
         })  # fmt: skip
+
+    def test_all_metadata_have_a_limit(self):
+        keys = [key(f"k{n}", 9, struct.pack("<IQ", 0, 4000) + b"\1" * 4000) for n in range(100)]
+        self.path.write_bytes(file_of([GOOD], keys=keys))
+        self.assertEqual(len(read_gguf(self.path).metadata), 2**18 // 4000)
 
     @parameterized.expand([("glob", "blk.*.q?_k", 6), ("several", ["f*", "i32"], 4), ("function", len, 35)])
     def test_select(self, _, select, count):
@@ -252,6 +304,16 @@ class Models(Folder):
             outputs = self.evaluated()
             self.assertEqual((outputs["none"].shape, outputs["f"].shape), ((0, 32), (3, 0)))
 
+    def test_check_looks_whether_the_data_are_there(self):
+        write(self.path, real_tensors())
+        self.convert()
+        with self.path.open("r+b") as file:
+            file.truncate(20000)
+        status, output, errors = self.command("check", self.onnx)
+        self.assertEqual((status, errors), (1, ""))
+        self.assertRegex(output, r"^(tensor '[^']*': in.gguf has 20000 bytes, expected [0-9]+ from byte [0-9]+ on\n)+$")
+        self.assert_refused("in.gguf is a GGUF file, expected an ONNX model", "check", self.path)
+
     def test_a_bad_output_type(self):
         with self.assertRaisesRegex(PackedTensorError, "output_dtype is 2, expected"):
             from_gguf(self.path, output_dtype=2)
@@ -264,11 +326,6 @@ class Models(Folder):
         self.assertEqual(self.command("fold", self.onnx, folded, "--opset", newest_opset())[0], 0)
         session = onnxruntime.InferenceSession(folded)
         self.assert_real(dict(zip([o.name for o in session.get_outputs()], session.run(None, {}), strict=True)))
-
-
-def from_gguf_at_28(model):
-    """For the checker of an older onnx."""
-    return onnx_dqp.expand(model, opset=21)
 
 
 class Shards(Folder):
@@ -334,6 +391,28 @@ class Shards(Folder):
             path.write_bytes(path.read_bytes().replace(key + struct.pack("<i", 35), key + struct.pack("<i", 36)))
         self.assert_refused("the shards have 35 tensors, expected 36", "from-gguf", paths[0], self.onnx)
 
+    def hand_made(self, *metadata):
+        for number, adds in enumerate(metadata, 1):
+            write(self.folder / f"in-{number:05}-of-00002.gguf", {f"w{number}": ONE["w"]}, metadata=adds)
+        return self.folder / "in-00001-of-00002.gguf"
+
+    def test_a_shard_of_another_count(self):
+        counted = [lambda w: w.add_uint16("split.count", 2)]
+        path = self.hand_made(
+            counted, [lambda w: w.add_uint16("split.no", 1), lambda w: w.add_uint16("split.count", 3)]
+        )
+        self.assert_refused("00002-of-00002.gguf says that it is shard 1 of 3", "from-gguf", path, self.onnx)
+        path = self.hand_made([lambda w: w.add_string("split.count", "2")], [])
+        self.assert_refused("split.count is '2', expected an integer", "from-gguf", path, self.onnx)
+
+    def test_what_the_first_shard_says_holds_for_all(self):
+        path = self.hand_made(
+            [lambda w: w.add_uint16("split.count", 2), lambda w: w.add_uint32("general.quantization_version", 3)],
+            [lambda w: w.add_uint16("split.no", 1), lambda w: w.add_uint16("split.count", 2)],
+        )
+        problem = "the file has quantization version 3, expected 2"
+        self.assertEqual([tensor.problem for tensor in read_gguf(path).tensors], [problem] * 2)
+
     def test_a_shard_is_not_written_over(self):
         paths = self.shards()
         self.assert_refused("00002.gguf is the input", "from-gguf", paths[0], paths[1])
@@ -356,6 +435,21 @@ class BigEndian(Folder):
         swapped = big_endian(format.identifier, tensor.raw_data).tobytes()
         self.assertEqual(swapped in self.path.read_bytes(), True)
         self.assertEqual(swapped == tensor.raw_data, format.name in ("MXFP4", "NVFP4"))
+
+    def test_a_symbolic_link_is_no_matter(self):
+        write(self.path, ONE, big=True)
+        link = self.folder / "link.gguf"
+        link.symlink_to(self.path)
+        self.assertFalse(differing(self.evaluated(from_gguf(link))["w"], decoded("gguf:q4_0", [4, 512])).any())
+
+    def test_over_2_gib_in_the_model(self):
+        head = file_of([], data=b"", counts=(1, 0))[:24]
+        head = head[:4] + struct.pack(">IQQ", 3, 1, 0) + struct.pack(">Q1sIQIQ", 1, b"w", 1, 2**31, 24, 0)
+        with self.path.open("wb") as file:
+            file.write(head)
+            file.truncate(2**31 + 4096)
+        with self.assertRaisesRegex(ValueError, "2147483648 bytes in the model, expected at most 2 GiB"):
+            from_gguf(self.path)
 
     def test_metadata(self):
         write(self.path, ONE, big=True, metadata=[lambda w: w.add_array("tokenizer.ggml.tokens", ["a", "bc"]),
@@ -393,12 +487,17 @@ UNUSABLE = [
     ("R4", [described("bad", 2, [32, 2**62, 4], 0)], "more elements or bytes than fit in 63 bits"),
     ("wraps", [described("bad", 0, [2**32, 2**32], 0)], "more bytes than fit in 63 bits"),
     ("64_bits", [described("bad", 0, [2**63], 0)], "dimension over 2.63 - 1"),
-    ("no_rank", [described("bad", 0, [], 0)], "rank of at least 1"),
+    ("no_rank", [described("bad", 2, [], 0)], r"shape is \[\], expected a rank of at least 1"),
     ("rank_5", [described("bad", 0, [1] * 5, 0)], "at most 4 dimensions"),
     ("outside", [described("bad", 0, [8192], 64)], "its data end at byte [0-9]+, but the file has [0-9]+"),
     ("far_outside", [described("bad", 0, [1], 2**63)], "its data end at byte 9223372036854775..., but the file has"),
     ("unaligned", [described("bad", 0, [8], 8)], "at byte 8 of all data, expected a multiple of the alignment, 32"),
     ("overlap", [described("bad", 0, [513], 0)], "overlap those of 'good'"),
+    (
+        "spanning",
+        [described("bad", 0, [1024], 0), described("bad2", 0, [8], 1024), described("bad3", 0, [8], 3072)],
+        "overlap those of",
+    ),
     ("inside", [described("bad", 0, [1024], 0), described("in", 0, [1], 1024)], "overlap those of 'in'"),
     ("twice", [described("bad", 0, [8], 0), described("bad", 0, [8], 64)], "name is used twice, and 1 more"),
     ("slash", [described("../bad", 0, [8], 0)], "name holds a path separator"),
@@ -422,7 +521,7 @@ DAMAGED = [
     ("some_keys", file_of([GOOD], counts=(1, 50000)), "damaged"),
     ("name_length", file_of([struct.pack("<Q", MANY) + GOOD[8:]]), f"has {MANY} bytes, expected at most"),
     ("name_beyond", file_of([struct.pack("<Q", 9999) + GOOD[8:]]), "ends at byte [0-9]+, but the file has"),
-    ("rank", file_of([GOOD[:12] + struct.pack("<I", 2**32 - 1) + GOOD[16:]]), "but the file has"),
+    ("rank", file_of([GOOD[:12] + struct.pack("<I", 2**32 - 1) + GOOD[16:]]), "has 4294967295 dimensions, expected 4"),
     ("no_utf_8", file_of([described(b"\xff\xfe", 0, [8], 0)]), "name of the tensor .* is not UTF-8"),
     ("key_no_utf_8", file_of([GOOD], keys=[key(b"\xff", 4, b"1234")]), "a key is not UTF-8"),
     ("value_no_utf_8", file_of([GOOD], keys=[key("a", 8, struct.pack("<Q", 1) + b"\xff")]), "of 'a' is not UTF-8"),
@@ -439,6 +538,21 @@ DAMAGED = [
     ("no_tensors", file_of([]), "has no tensors, expected some"),
     ("shards", file_of([GOOD], keys=[key("split.count", 2, b"\3\0")]), "is one of 3 shards, expected a name"),
 ]  # fmt: skip
+
+
+class Removed(unittest.TestCase):
+    def test_names_of_removed_types(self):
+        # The comments in ggml.h's enum ggml_type, and the enum before they were removed.
+        names = {4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4",
+                 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"}  # fmt: skip
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "in.gguf")
+            path.write_bytes(file_of([described(f"t{n}", n, [32], 32 * n) for n in range(60)]))
+            problems = {t.ggml_type: t.problem for t in read_gguf(path).tensors if "type is" in (t.problem or "")}
+        self.assertEqual(set(problems), set(range(60)) - {*NUMBERS.values(), *(k for k, _ in PLAIN.values())})
+        for number, problem in problems.items():
+            removed = f" ({names[number]}, which ggml has removed)" if number in names else ""
+            self.assertEqual(problem, f"its type is {number}{removed}, expected one that ggml has")
 
 
 class Refusals(Folder):
@@ -477,6 +591,13 @@ class Refusals(Folder):
 
     def test_another_quantization_version(self):
         keys = [key("general.quantization_version", 4, b"\1\0\0\0")]
+        self.path.write_bytes(
+            file_of([GOOD], keys=[key("general.quantization_version", 8, struct.pack("<Q", 1) + b"2")])
+        )
+        self.assert_refused("tensor 'good': the file has quantization version '2', expected 2")
+        aligned = [key("general.alignment", 4, b"\x40\0\0\0")]
+        self.path.write_bytes(file_of([GOOD, described("f", 0, [8], 32)], keys=aligned))
+        self.assert_refused("tensor 'f': .*at byte 32 of all data, expected a multiple of the alignment, 64")
         self.path.write_bytes(file_of([GOOD, described("f", 0, [8], 0)], keys=keys))
         self.assert_refused("tensor 'good': the file has quantization version 1, expected 2")
         self.convert("--select=f")
@@ -530,6 +651,48 @@ class Refusals(Folder):
         os.link(self.path, link)
         self.assert_refused("link.gguf has several hard links", "from-gguf", link, self.onnx)
         from_gguf(link, link=False)
+
+    @parameterized.expand([("dots", "a..b.gguf", "two dots in a row"), ("bytes", "a\udcff.gguf", "is not UTF-8")])
+    def test_names_that_cannot_be_locations(self, _, name, message):
+        path = self.path.rename(self.folder / name)
+        with self.assertRaisesRegex(ValueError, f"{message}.*: expected another file, or link=False"):
+            from_gguf(path)
+        from_gguf(path, link=False)
+        self.assertEqual(self.command("from-gguf", path, self.onnx, "--copy")[0], 0)
+        output = self.folder / f"{name}.onnx"
+        status, text, errors = self.command("from-gguf", path, output, "--copy")
+        self.assertEqual((status, text), (2, ""))
+        self.assertRegex(errors, message)
+
+    def test_the_function_refuses_links_too(self):
+        link = self.folder / "link.gguf"
+        link.symlink_to(self.path)
+        with self.assertRaisesRegex(ValueError, "is a symbolic link, which onnx refuses as external data"):
+            from_gguf(link)
+
+    def test_outputs_that_are_symbolic_links(self):
+        for name in ("loop.onnx", "other.onnx.data"):
+            self.folder.joinpath(name).symlink_to(name)
+        self.assert_refused("symbolic link in a circle", "from-gguf", self.path, self.folder / "loop.onnx")
+        self.assert_refused("symbolic link in a circle", "from-gguf", self.path, self.folder / "other.onnx", "--copy")
+        self.folder.joinpath("target").touch()
+        self.folder.joinpath("out.onnx.data").symlink_to("target")
+        self.assert_refused("out.onnx.data is a symbolic link", "from-gguf", self.path, self.onnx, "--copy")
+
+    def test_select_and_types_that_are_something_else(self):
+        for select in (5, b"w", [1], ["w", None]):
+            with self.assertRaisesRegex(TypeError, "^select is or has .*, expected patterns of names or a function$"):
+                from_gguf(self.path, select=select)
+
+    def test_another_reader(self):
+        code = (
+            "import gguf, sys; del gguf.GGUFReader._build_tensors\n"
+            "from onnx_dqp.__main__ import main; sys.exit(main(sys.argv[1:]))"
+        )
+        command = [sys.executable, "-c", code, "from-gguf", self.path, self.onnx]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 2)
+        self.assertRegex(done.stderr, r"^onnx-dqp: gguf [0-9.]+ has no GGUFReader._build_tensors, expected [^\n]*\n$")
 
     def test_without_the_package(self):
         code = (
@@ -620,6 +783,8 @@ class Inspect(Folder):
         _, output, _ = self.command("inspect", self.path)
         self.assertRegex(output, r" bad +type 99 +\[32\] +\? +\? ")
         self.assertIn("'bad' cannot be used: its type is 99, expected one that ggml has\n", output)
+        self.assertRegex(output, r" good +gguf:q4_0 +\[2, 32\] +36 +4.5 +100.0% ")
+        self.assertIn("1 tensor (1 more cannot be used), 1 of them packed: 36 bytes", output)
 
     def test_json(self):
         write(self.path, ONE)
@@ -630,6 +795,28 @@ class Inspect(Folder):
         self.assertEqual((row["name"], row["format"], row["ggml_type"], row["shape"], row["bytes"], row["problem"]),
                          ("w", "gguf:q4_0", 2, [4, 512], 1152, None))  # fmt: skip
         self.assertEqual(row["offset"], Parser(self.path.read_bytes()).read().tensors[0][3])
+
+    def test_long_names(self):
+        name = "layers.0." + "x" * 80 + ".weight"
+        write(self.path, {name: ONE["w"]})
+        self.convert()
+        for path, wanted in ((self.path, name), (self.onnx, f"{name}/packed")):
+            self.assertEqual(json.loads(self.command("inspect", path, "--json")[1])["tensors"][0]["name"], wanted)
+            self.assertIn(f"{wanted[:30]}\u2026{wanted[-29:]}  gguf:q4_0", self.command("inspect", path)[1])
+
+    def test_metadata_that_json_does_not_have(self):
+        write(
+            self.path, ONE, metadata=[lambda w: w.add_float32("a", np.nan), lambda w: w.add_array("b", [1.0, -np.inf])]
+        )
+        output = self.command("inspect", self.path, "--json")[1]
+        self.assertEqual(json.loads(output, parse_constant=self.fail)["metadata"]["b"], [1.0, "-inf"])
+        found = {entry.key: entry.value for entry in from_gguf(self.path).metadata_props}
+        self.assertEqual((found["a"], found["b"]), ('"nan"', '[1.0, "-inf"]'))
+
+    def test_metadata_in_a_line(self):
+        write(self.path, ONE)
+        line = "general.architecture llama, general.name a test, general.file_type 15 (all 3 keys: --json)\n"
+        self.assertIn(line, self.command("inspect", self.path)[1])
 
     def test_no_model_and_no_gguf(self):
         self.path.write_bytes(b"GGUX")
@@ -658,14 +845,44 @@ class Large(Folder):
         self.assertLess(measure("from-gguf", str(self.path), str(self.onnx), "--copy")[1], 300)
         self.assertGreaterEqual((self.folder / "out.onnx.data").stat().st_size, size - 4096)
 
-    def test_a_full_disk_leaves_nothing(self):
+    @parameterized.expand(
+        [("data", 1 << 20, ["--copy"]), ("end_of_data", 8128512 - 1000, ["--copy"]), ("model", 16, [])]
+    )
+    def test_a_full_disk_leaves_nothing(self, _, most, options):
         self.sparse(1 << 20)
 
         def limit():
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
-        command = [sys.executable, "-m", "onnx_dqp", "from-gguf", str(self.path), str(self.onnx), "--copy"]
+        command = [sys.executable, "-m", "onnx_dqp", "from-gguf", str(self.path), str(self.onnx), *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit)
         self.assertEqual((done.returncode, done.stdout), (2, ""))
         self.assertRegex(done.stderr, r"^onnx-dqp: [^\n]*File too large\n$")
+        self.assertEqual(self.names(), ["in.gguf"])
+
+    def test_a_full_disk_leaves_what_was_there(self):
+        write(self.path, ONE)
+        self.convert("--copy")
+        before = {path: path.read_bytes() for path in self.folder.iterdir()}
+        other = write(self.folder / "other.gguf", {"w": packed("gguf:q8_0")})
+        finish = NewFile.finish
+
+        def fail(new):
+            if new.path == self.onnx:
+                raise OSError(28, "No space left on device")
+            finish(new)
+
+        with mock.patch.object(NewFile, "finish", fail):
+            self.assert_refused("No space left", "from-gguf", other, self.onnx, "--copy")
+        self.assertEqual({path: path.read_bytes() for path in before}, before)
+
+    def test_an_end_from_outside_leaves_nothing(self):
+        self.sparse(1 << 27)
+        command = [sys.executable, "-m", "onnx_dqp", "from-gguf", str(self.path), str(self.onnx), "--copy"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        while process.poll() is None and not list(self.folder.glob(".*.data.*")):
+            time.sleep(0.01)
+        process.terminate()
+        output, errors = process.communicate()
+        self.assertEqual((process.returncode, output, errors), (143, b"", b""))
         self.assertEqual(self.names(), ["in.gguf"])

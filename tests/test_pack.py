@@ -7,6 +7,7 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import gguf
 import ml_dtypes
@@ -22,7 +23,7 @@ from conformance.expected import expected
 from conformance.runtimes import OnnxRuntime
 from onnx_dqp import FORMATS, PackedTensorError, ggml, pack
 from onnx_dqp.models.files import octets
-from onnx_dqp.models.opsets import OpsetError, known_opset
+from onnx_dqp.models.opsets import OpsetError
 from onnx_dqp.rules import OUTPUT_DTYPES
 
 RNG = np.random.default_rng(9)
@@ -116,6 +117,8 @@ class Payloads(unittest.TestCase):
     def test_a_bad_choice(self):
         with self.assertRaisesRegex(ValueError, "^quantizer is 'mine', expected a function or one of ggml, gguf$"):
             pack(holding(w=weights(512, 32)), "gguf:q4_0", quantizer="mine")
+        with self.assertRaisesRegex(ValueError, "^quantizer is of type list, expected"):
+            pack(holding(w=weights(512, 32)), "gguf:q4_0", quantizer=[])
         with self.assertRaisesRegex(PackedTensorError, "did you mean gguf:q4_0"):
             pack(holding(w=weights(512, 32)), "q4_0")
 
@@ -169,17 +172,29 @@ class Models(unittest.TestCase):
 
     def test_which_are_packed_by_default(self):
         arrays = {
-            "large": weights(64, 64), "small": weights(63, 64), "vector": weights(8192), "unfit": weights(99, 99),
+            "large": weights(64, 64), "small": weights(4095, 1), "vector": weights(8192), "unfit": weights(99, 99),
             "integers": np.zeros((64, 64), np.int32), "none": weights(0, 64),
         }  # fmt: skip
         made = pack(holding(**arrays), "gguf:q8_0")
         self.assertEqual([node.name for node in nodes_of(made)], ["large"])
         self.assertEqual({t.name for t in made.graph.initializer}, {*arrays, "large/packed"} - {"large"})
 
-    @parameterized.expand([("glob", "b*"), ("several", ["b?", "ba*"]), ("function", lambda name: name[0] == "b")])
+    @parameterized.expand(
+        [
+            ("glob", "b*"),
+            ("several", ["b?", "ba*"]),
+            ("iterator", iter(["bb", "ba"])),
+            ("function", lambda name: name[0] == "b"),
+        ]
+    )
     def test_select(self, _, select):
         made = pack(holding(a=weights(64, 64), ba=weights(32), bb=weights(1, 32)), "gguf:q8_0", select=select)
         self.assertEqual({node.name for node in nodes_of(made)}, {"ba", "bb"})
+
+    def test_nothing_selected(self):
+        with self.assertRaisesRegex(ValueError, "^no floating-point initializer is selected, expected some$"):
+            pack(holding(w=weights(64, 64)), "gguf:q8_0", select="none")
+        self.assertEqual(nodes_of(pack(holding(w=weights(6, 6)), "gguf:q8_0")), [])
 
     @parameterized.expand([
         ("nan", np.nan), ("infinity", -np.inf), ("over_float16", 65505.0), ("double", 1e300),
@@ -202,6 +217,42 @@ class Models(unittest.TestCase):
     def test_inputs_stay(self):
         made = pack(holding(w=weights(128, 32), inputs=[value("w", 1, [128, 32])]), "gguf:q8_0", select="w")
         self.assertEqual(nodes_of(made), [])
+
+    @parameterized.expand(["gguf:q8_0", "gguf:q5_1"])
+    def test_float16_that_would_become_infinite(self, identifier):
+        w = weights(128, 32).astype(np.float16)
+        w[0, 0] = 65504
+        made = pack(holding(w=w), identifier)
+        if nodes_of(made):
+            self.assertTrue(np.isfinite(evaluated(made)["w"]).all())
+        else:
+            self.assertEqual(made.graph.initializer[0].raw_data, w.tobytes())
+        self.assertEqual(len(nodes_of(pack(holding(w=w.astype(np.float32)), identifier))), 1)
+
+    def test_a_name_in_a_branch_and_a_sparse_initializer(self):
+        branch = helper.make_graph(
+            [helper.make_node("Identity", ["w"], ["w/packed"])], "b", [], [value("w/packed", 1, None)]
+        )
+        choice = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
+        made = holding(nodes=[choice], c=np.array(True), w=weights(128, 32))
+        values, indices = helper.make_tensor("w/packed_", 1, [1], [1.0]), helper.make_tensor("i", 7, [1], [0])
+        made.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [4]))
+        made = pack(made, "gguf:q8_0")
+        self.assertEqual(nodes_of(made)[0].input[0], "w/packed__")
+
+    def test_an_initializer_without_a_name(self):
+        made = holding(w=weights(128, 32))
+        made.graph.initializer.append(numpy_helper.from_array(weights(128, 32), ""))
+        self.assertEqual([node.name for node in nodes_of(pack(made, "gguf:q8_0"))], ["w"])
+
+    def test_2_gib(self):
+        made = holding(w=weights(128, 256))
+        size = made.ByteSize() - 128 * 256 * 4 + 128 * 256 // 32 * 34
+        with mock.patch("onnx_dqp.models.pack.MOST_INLINE", size + 1000):
+            pack(made, "gguf:q8_0")
+        message = "have over 2 GiB, expected less without external data"
+        with mock.patch("onnx_dqp.models.pack.MOST_INLINE", size - 1000), self.assertRaisesRegex(ValueError, message):
+            pack(made, "gguf:q8_0")
 
     def test_names_that_are_taken(self):
         w = weights(64, 16, 2, 3)
@@ -260,11 +311,11 @@ class Opsets(unittest.TestCase):
         ):
             self.packed(18, node, x=x, s=np.ones(2, np.float32))
 
-    @parameterized.expand([("newer", 30), ("none", 0)])
+    @parameterized.expand([("newer", 30), ("old", 10), ("none", 0)])
     def test_other_opsets(self, _, opset):
         made = holding(28, w=weights(128, 32))
         made.opset_import[0].version = opset
-        with self.assertRaisesRegex(OpsetError, f"the model declares opset {opset}, expected 1 to 29"):
+        with self.assertRaisesRegex(OpsetError, f"the model declares opset {opset}, expected 11 to 29"):
             pack(made, "gguf:q8_0")
 
     def test_functions(self):
@@ -280,8 +331,72 @@ class Opsets(unittest.TestCase):
             )
             self.assertEqual(evaluated(made)["y"].shape, (128, 1) if opset == 11 else (128, 32))
 
-    def test_known_opsets(self):
-        self.assertGreaterEqual(known_opset(), 22)
+    def test_a_function_of_another_opset(self):
+        inner = [helper.make_node("ReduceSum", ["x"], ["y"], axes=[1])]
+        function = helper.make_function("local", "F", ["x"], ["y"], inner, [helper.make_opsetid("", 11)])
+        made = holding(28, [helper.make_node("F", ["w"], ["y"], domain="local")], w=weights(128, 32))
+        made.opset_import.append(helper.make_opsetid("local", 1))
+        made.functions.append(function)
+        with self.assertRaisesRegex(OpsetError, "ReduceSum node 'y' .function local.F. of opset 11 cannot"):
+            pack(made, "gguf:q8_0")
+
+    def test_a_graph_without_the_main_domain(self):
+        inner = [helper.make_node("Relu", ["x"], ["y"])]
+        function = helper.make_function("local", "F", ["x"], ["y"], inner, [helper.make_opsetid("", 21)])
+        made = holding(28, [helper.make_node("F", ["w"], ["y"], domain="local")], w=weights(128, 32))
+        made.opset_import[0].domain, made.opset_import[0].version = "local", 1
+        made.functions.append(function)
+        made = pack(made, "gguf:q8_0")
+        self.assertIn(("", 29), [(i.domain, i.version) for i in made.opset_import])
+        self.assertEqual(evaluated(made)["y"].shape, (128, 32))
+
+    @parameterized.expand([
+        ("softmax", 11, "Softmax", {"axis": 1}), ("softmax_default", 11, "Softmax", {}),
+        ("last", 11, "Hardmax", {"axis": -1}),
+        ("log", 12, "LogSoftmax", {"axis": 1}), ("reduce", 11, "ReduceSum", {"axes": [1], "keepdims": 0}),
+        ("clip", 11, "Clip", {}), ("unsqueeze", 11, "Unsqueeze", {"axes": [0]}), ("dft", 18, "DFT", {}),
+        ("dft_axis", 18, "DFT", {"axis": 2}), ("dft_default", 18, "DFT", {"axis": 1}),
+        ("mean", 13, "ReduceMean", {"axes": [-1]}), ("split", 11, "Split", {"axis": 1}),
+        ("split_13", 13, "Split", {"axis": 1}),
+    ])  # fmt: skip
+    def test_values_stay(self, _, opset, kind, attributes):
+        x = weights(1, 6, 4, 2)
+        node = helper.make_node(kind, ["x"], ["y"], **attributes)
+        given = holding(opset, [node], x=x, w=weights(128, 32))
+        before = OnnxRuntime(given).run([])[0]
+        after = OnnxRuntime(onnx_dqp.expand(pack(given, "gguf:q8_0"), opset=newest_opset())).run([])[0]
+        np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-6)
+
+    @parameterized.expand([
+        ("hardmax", 11, "Hardmax", {"axis": 1}, "its meaning changed in opset 13"),
+        ("hardmax_default", 11, "Hardmax", {}, "the default of attribute 'axis' is another there"),
+    ])  # fmt: skip
+    def test_values_that_would_not(self, _, opset, kind, attributes, message):
+        with self.assertRaisesRegex(OpsetError, message):
+            self.packed(opset, helper.make_node(kind, ["x"], ["y"], **attributes), x=weights(1, 6, 4))
+
+    def test_in_a_branch(self):
+        branch = helper.make_graph([helper.make_node("Hardmax", ["w"], ["b"], axis=0)], "b", [], [value("b", 1, None)])
+        choice = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
+        with self.assertRaisesRegex(OpsetError, "then_branch. of opset 11 cannot be expressed in opset 29"):
+            self.packed(11, choice, c=np.array(True))
+
+    def test_more_outputs_than_there_are_now(self):
+        s = np.ones(3, np.float32)
+        node = helper.make_node("BatchNormalization", ["x", "s", "s", "s", "s"], ["y", "a", "b", "c", "d"], "bn")
+        with self.assertRaisesRegex(OpsetError, "'bn'.*it has 5 outputs, where the operator has 1 to 3 there"):
+            self.packed(11, node, x=weights(1, 3, 4), s=s)
+
+    def test_grid_sample(self):
+        x, grid = weights(1, 1, 4, 4), weights(1, 3, 3, 2)
+        node = helper.make_node("GridSample", ["x", "g"], ["y"], "grid", mode="bilinear")
+        given = holding(18, [node], x=x, g=grid, w=weights(128, 32))
+        try:
+            made = pack(given, "gguf:q8_0")
+        except OpsetError as error:
+            self.assertRegex(str(error), "GridSample node 'grid'")
+        else:
+            self.assertEqual(helper.get_attribute_value(nodes_of(made, "GridSample")[0].attribute[0]), b"linear")
 
 
 class Files(unittest.TestCase):
@@ -323,6 +438,12 @@ class Files(unittest.TestCase):
         self.assertEqual(self.folder.joinpath("new.data").read_bytes(), self.wanted.tobytes())
         onnx.save(made, self.folder / "new.onnx")
         self.assertEqual(onnx.load(self.folder / "new.onnx", load_external_data=False), made)
+        other = self.folder / "other"
+        other.mkdir()
+        with self.assertRaisesRegex(ValueError, "other/new.data is not in .*, where other data of the model are"):
+            pack(given, "gguf:q8_0", base_dir=self.folder, external_data=other / "new.data")
+        pack(holding(w=weights(6, 6)), "gguf:q8_0", external_data=other / "new.data")
+        self.assertEqual(list(other.iterdir()), [])
         with self.assertRaisesRegex(ValueError, "in.data holds data of the input"):
             pack(given, "gguf:q8_0", base_dir=self.folder, external_data=self.folder / "in.data")
 

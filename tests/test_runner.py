@@ -13,12 +13,12 @@ from unittest import TestCase, mock
 
 from parameterized import parameterized
 
-from conformance import ggml
 from conformance.backends import BackendError, CommandBackend, PythonBackend, ResultsBackend
 from conformance.compare import Comparison
 from conformance.folder import REPOSITORY
 from conformance.runner import Selection, matches, run
 from conformance.testdata import read
+from onnx_dqp import ggml
 
 TESTS = Path(__file__).parent
 ENTRIES = read(REPOSITORY)

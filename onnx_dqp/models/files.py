@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -190,27 +192,75 @@ class NewFile:
     """A file that appears under its name when it is complete: in a ``with``, then ``commit()``."""
 
     def __init__(self, path: Path) -> None:
+        try:
+            path.stat()
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise ModelFileError(f"{path} is a symbolic link in a circle, expected a file to write") from None
+        target = path.resolve()  # where a link leads to
         if path.exists() and not path.is_file():
             raise ModelFileError(f"{path} is no ordinary file, expected one to write or to replace")
         self.path = path
-        target = path.resolve()  # where a link leads to
         self._target, self._temporary = target, target.with_name(f".{target.name}.{os.getpid()}.tmp")
 
     def __enter__(self) -> Self:
         self.file: IO[bytes] = self._temporary.open("wb")
         return self
 
+    def finish(self) -> None:
+        """Write what is still to be written: after this, giving it its name needs no room on the disk."""
+        if not self.file.closed:
+            self.file.flush()
+            self.file.close()
+
     def commit(self) -> None:
         """Give it its name."""
-        self.file.flush()
-        self.file.close()
+        self.finish()
         self._temporary.replace(self._target)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.file.close()
-        self._temporary.unlink(missing_ok=True)
+        try:
+            with contextlib.suppress(OSError):  # a full disk, which is known already
+                self.file.close()
+        finally:
+            self._temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Let no other process that does the same be here at the same time, where the system has locks of folders."""
+    try:
+        import fcntl  # noqa: PLC0415 - not on Windows
+    except ImportError:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems have none
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def demand_location(path: Path) -> None:
+    """Refuse a file whose name or kind ``onnx`` refuses as external data.
+
+    Raises
+    ------
+    ModelFileError
+        It is a symbolic link, or its name has two dots in a row or is not UTF-8.
+    """
+    if path.is_symlink():
+        raise ModelFileError(f"{path} is a symbolic link, which onnx refuses as external data")
+    if ".." in path.name:
+        raise ModelFileError(f"{path} has two dots in a row, which onnx refuses in the name of external data")
+    try:
+        path.name.encode()
+    except UnicodeEncodeError:
+        raise ModelFileError(f"{path}: its name is not UTF-8, as a location of external data must be") from None
 
 
 class DataFile(NewFile):
@@ -227,18 +277,20 @@ class DataFile(NewFile):
         self.add_parts(tensor, (flat[start : start + PART] for start in range(0, len(flat), PART)))
 
     def add_parts(
-        self, tensor: TensorProto, parts: Iterable[NDArray[np.uint8]], update: Progress = no_progress
+        self, tensor: TensorProto, parts: Iterable[NDArray[np.uint8]], update: Callable[[int], None] | None = None
     ) -> None:
-        """As ``add``, with the tensor's bytes part by part; ``update`` is told how many are written, of 0."""
+        """As ``add``, with the tensor's bytes part by part; ``update`` is told how many are written."""
         end = self.file.tell()
         offset = end + -end % ALIGNMENT
         written = 0
         for part in parts:
             if not written:
+                demand_location(self.path)
                 self.file.write(b"\0" * (offset - end))
             self.file.write(part.data)
             written += len(part)
-            update(written, 0)
+            if update is not None:
+                update(written)
         if written:
             refer(tensor, self._temporary.name, offset, written)
         else:
@@ -258,6 +310,22 @@ class DataFile(NewFile):
                 if entry.key == "location":
                     entry.value = self.path.name
         return bool(held)
+
+
+def keep_data(model: ModelProto, base: Path, data: DataFile) -> None:
+    """Keep a file of external data of a model that stays in memory, if anything was written to it.
+
+    Raises
+    ------
+    ModelFileError
+        The model also refers to files in another folder, from where it could not be loaded.
+    """
+    if not data.settle(model):
+        return
+    others = (tensor for tensor in tensors(model) if external(tensor).get("location", data.path.name) != data.path.name)
+    if not base.samefile(data.path.parent) and next(others, None) is not None:
+        raise ModelFileError(f"{data.path} is not in {base}, where other data of the model are, expected it there")
+    data.commit()
 
 
 def demand_other_files(model: ModelProto, base: Path, *new: Path) -> None:
@@ -332,6 +400,10 @@ def write_model(
         ) from None
     with NewFile(path) as new:
         new.file.write(content)
+        new.finish()
         if has_data:
-            data.commit()
-        new.commit()
+            data.finish()
+        with _alone(path.parent):
+            if has_data:
+                data.commit()
+            new.commit()

@@ -20,6 +20,7 @@ from onnx_dqp.models.files import (
     ModelFileError,
     Progress,
     demand_other_files,
+    keep_data,
     no_progress,
     octets,
 )
@@ -76,8 +77,7 @@ def fold(
     demand_other_files(model, base, Path(external_data))
     with DataFile(Path(external_data)) as data:
         result = folded(model, dtype, opset, base, data)
-        if data.settle(result):
-            data.commit()
+        keep_data(result, base, data)
     return result
 
 

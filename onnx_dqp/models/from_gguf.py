@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from onnx_dqp import __version__
 from onnx_dqp.console import printable
-from onnx_dqp.models.files import MOST_INLINE, DataFile, ModelFileError, Progress, no_progress, refer
+from onnx_dqp.models.files import MOST_INLINE, DataFile, ModelFileError, Progress, demand_location, no_progress, refer
 from onnx_dqp.models.gguf_file import PLAIN_TYPES, Gguf, GgufTensor, json_ready, read_gguf
 from onnx_dqp.models.selection import Selection, chooser
 from onnx_dqp.rules import OUTPUT_DTYPES, check_output_dtype
@@ -58,7 +58,7 @@ def from_gguf(
     Raises
     ------
     ImportError
-        The package ``gguf`` is not installed (extra ``gguf``).
+        The package ``gguf`` is not installed (extra ``gguf``), or its reader is not as is known here.
     ValueError
         A file is damaged or cannot be linked to, a tensor cannot be used, no tensor is left, or the bytes do not fit in
         the model.
@@ -79,7 +79,13 @@ def from_gguf(
 
 
 def usable(source: Gguf, select: Selection, skip: bool) -> tuple[list[GgufTensor], list[GgufTensor]]:
-    """The tensors that are meant and can be used, and those that cannot, which are an error unless they are skipped."""
+    """The tensors that are meant and can be used, and those that cannot.
+
+    Raises
+    ------
+    ModelFileError
+        None is meant or can be used; or one that is meant cannot be, and it is not to be skipped.
+    """
     chosen = chooser(select)
     path = source.paths[0]
     if not source.tensors:
@@ -98,17 +104,20 @@ def usable(source: Gguf, select: Selection, skip: bool) -> tuple[list[GgufTensor
 
 
 def demand_linkable(tensors: Iterable[GgufTensor]) -> None:
-    """Refuse files that ONNX does not take for external data."""
+    """Refuse files of tensors that ONNX does not take for external data.
+
+    Raises
+    ------
+    ModelFileError
+        A file is a symbolic link, has several hard links, or a name that cannot be a location.
+    """
     for path in {tensor.path: None for tensor in tensors if not tensor.big_endian}:
-        expected = "expected an ordinary file of one name, or link=False (--copy)"
-        if path.is_symlink():
-            raise ModelFileError(f"{path} is a symbolic link, which onnx refuses as external data, {expected}")
-        if path.stat().st_nlink > 1:
-            raise ModelFileError(f"{path} has several hard links, which onnx refuses as external data, {expected}")
         try:
-            path.name.encode()
-        except UnicodeEncodeError:
-            raise ModelFileError(f"{path}: its name is not UTF-8, as a location of external data must be") from None
+            demand_location(path)
+            if path.stat().st_nlink > 1:
+                raise ModelFileError(f"{path} has several hard links, which onnx refuses as external data")
+        except ModelFileError as error:
+            raise ModelFileError(f"{error}: expected another file, or link=False (--copy)") from None
 
 
 def linked(initializer: TensorProto, tensor: GgufTensor) -> None:
@@ -130,7 +139,7 @@ def copying(data: DataFile, tensors: Iterable[GgufTensor], progress: Progress = 
 
     def store(initializer: TensorProto, tensor: GgufTensor) -> None:
         nonlocal done
-        data.add_parts(initializer, tensor.parts(), lambda written, _: progress(done + written, total))
+        data.add_parts(initializer, tensor.parts(), lambda written: progress(done + written, total))
         done += tensor.size
 
     return store
@@ -153,7 +162,7 @@ def build(source: Gguf, tensors: Iterable[GgufTensor], output_dtype: int, store:
             node.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
             graph.node.append(node)
         else:
-            own = PLAIN_TYPES[tensor.ggml_type]
+            own = PLAIN_TYPES[tensor.ggml_type].elem_type
             initializer.name, initializer.data_type = name, own
             initializer.dims.extend(tensor.shape)
             if own not in OUTPUT_DTYPES:

@@ -17,6 +17,9 @@ from onnx_dqp.schema import OP_TYPE, SINCE_VERSION
 DEFAULT_OPSET = 28
 """The newest that ONNX Runtime 1.32 accepts."""
 
+LOWEST_LIFTED = 11
+"""The first that is brought to opset 29: before, ``onnx.version_converter`` leaves nodes alone that change (Resize)."""
+
 LOWEST_OPSET = 18
 """The first with operators on the bits of integers, of which the functions are made."""
 
@@ -69,12 +72,15 @@ def _not_integers(attributes: Mapping[str, Any], output: TypeProto | None) -> bo
 
 _FLOAT8_UNSIGNED_ZERO = (TensorProto.FLOAT8E4M3FNUZ, TensorProto.FLOAT8E5M2FNUZ)
 
+_GRID_SAMPLE_MODES = (b"linear", b"cubic", b"bilinear", b"bicubic")
+"""The first two are what the others were called before."""
+
 CHANGES: Mapping[str, tuple[int, Callable[[Mapping[str, Any], TypeProto | None], bool]]] = {
     "AveragePool": (22, _present("ceil_mode")),  # windows that start in the padding at the end are ignored
     "MaxPool": (22, _present("ceil_mode")),
     "Pad": (19, _given("mode", b"wrap")),
     "Resize": (19, _given("coordinate_transformation_mode", b"half_pixel_symmetric")),
-    "GridSample": (20, _given("mode", b"linear", b"cubic")),  # these were called bilinear and bicubic
+    "GridSample": (20, _given("mode", *_GRID_SAMPLE_MODES)),
     "GroupNormalization": (21, lambda *_: True),  # a scale for each group became one for each channel
     "Cast": (24, _given("to", *_FLOAT8_UNSIGNED_ZERO)),  # infinities became the largest number
     "CastLike": (24, lambda _, output: output is None or output.tensor_type.elem_type in _FLOAT8_UNSIGNED_ZERO),
@@ -86,6 +92,16 @@ CHANGES: Mapping[str, tuple[int, Callable[[Mapping[str, Any], TypeProto | None],
 These are the changes from opset 18 to 29 that do not show in inputs, attributes, their defaults and types, from the
 schemas' documents.
 """
+
+
+_FROM_AXIS_ON = (13, lambda attributes, _: attributes.get("axis") != -1)  # dimensions from the axis on were one
+
+EARLIER_CHANGES: Mapping[str, tuple[int, Callable[[Mapping[str, Any], TypeProto | None], bool]]] = {
+    "Hardmax": _FROM_AXIS_ON,
+    "LogSoftmax": _FROM_AXIS_ON,
+    "Softmax": _FROM_AXIS_ON,
+}
+"""The same from opset 11 to 18, which matters where a model is brought to a newer opset."""
 
 
 def lower(model: ModelProto, target: int) -> ModelProto:
@@ -131,9 +147,8 @@ def lower(model: ModelProto, target: int) -> ModelProto:
 def lift(model: ModelProto) -> ModelProto:
     """Let a model declare opset 29, the first with DequantizePacked.
 
-    A node stays as it is where it means the same there. Where one does not, or the model is older than opset 18, from
-    which on changes are known, ``onnx.version_converter`` converts the graph, after functions, which it would drop, are
-    inlined. It loses metadata of graphs and nodes.
+    A node stays as it is where it means the same there. Where one does not, ``onnx.version_converter`` converts the
+    graph, after functions, which it would drop, are inlined. It loses metadata of graphs and nodes.
 
     Parameters
     ----------
@@ -143,27 +158,31 @@ def lift(model: ModelProto) -> ModelProto:
     Raises
     ------
     OpsetError
-        The model declares a newer opset, or a node does not exist in opset 29 and cannot be converted.
+        The model or a function declares an opset before 11 or after 29, or a node does not exist in opset 29 and cannot
+        be converted.
     """
     opsets = [scope.opset for scope in scopes(model) if scope.opset]
-    if not opsets or max(opsets) > SINCE_VERSION:
-        raise OpsetError(f"the model declares opset {max(opsets, default=0)}, expected 1 to {SINCE_VERSION}")
+    for opset in {min(opsets, default=0), max(opsets, default=0)}:
+        if not LOWEST_LIFTED <= opset <= SINCE_VERSION:
+            raise OpsetError(f"the model declares opset {opset}, expected {LOWEST_LIFTED} to {SINCE_VERSION}")
     problems = list(_problems(model, SINCE_VERSION, _unfit_above))
-    if problems or min(opsets) < LOWEST_OPSET:
+    if problems:
         if model.functions:
             if not _can_inline(model):
-                raise OpsetError(problems[0][1] if problems else "the model has functions older than opset 18")
+                _refuse(problems)
             return lift(inlined(model))
         newest = min(known_opset(), SINCE_VERSION)
         if max(opsets) < newest:
             model = _converted(model, newest, problems)
             problems = list(_problems(model, SINCE_VERSION, _unfit_above))
         if problems:
-            raise OpsetError(problems[0][1])
+            _refuse(problems)
     for holder in (model, *model.functions):
         for imported in holder.opset_import:
             if imported.domain in MAIN_DOMAINS:
                 imported.version = SINCE_VERSION
+    if not declared_opset(model):
+        model.opset_import.append(helper.make_opsetid("", SINCE_VERSION))
     return model
 
 
@@ -174,16 +193,12 @@ def _unfit_above(node: NodeProto, typed: Scope, version: int, target: int) -> st
     old, new = _schema(node, version), _schema(node, target)
     if old is None or new is None:
         return None  # of a version that onnx does not know, or no operator in either
-    if new.deprecated:
-        return f"the operator was taken out in opset {new.since_version}"
     if old.since_version != new.since_version:
-        problem = (
-            _unfit_attributes(node, old, new, later=True)
-            or _unfit_values(list(node.input), new.inputs, new.min_input, new.max_input, "input", typed, new)
-            or _unfit_values(list(node.output), new.outputs, new.min_output, new.max_output, "output", typed, new)
-        )
+        problem = _unfit_attributes(node, old, new, later=True) or _unfit_values(node, new, typed)
         if problem:
             return problem
+    if node.op_type == "Split" and version < 18 <= target and not any(node.input[1:]):  # num_outputs came with 18
+        return "an input 'split' or an attribute 'num_outputs' is required there"
     return _changed(node, typed.type(next(iter(node.output), "")), version, target)
 
 
@@ -239,8 +254,7 @@ def _unfit(node: NodeProto, typed: Scope, version: int, target: int) -> str | No
     since = new.since_version if version <= known_opset() else version
     return (
         _unfit_attributes(node, new, old)
-        or _unfit_values(list(node.input), old.inputs, old.min_input, old.max_input, "input", typed, old)
-        or _unfit_values(list(node.output), old.outputs, old.min_output, old.max_output, "output", typed, old)
+        or _unfit_values(node, old, typed)
         or _changed(node, typed.type(next(iter(node.output), "")), target, since)
     )
 
@@ -264,46 +278,53 @@ def _drop_newer_defaults(node: NodeProto, version: int, target: int) -> None:
             del node.attribute[place]
 
 
-def _unfit_attributes(node: NodeProto, new: defs.OpSchema, old: defs.OpSchema, later: bool = False) -> str | None:
-    """Why a node of the first schema is none of the second, which is the later one or not.
+def _unfit_attributes(node: NodeProto, source: defs.OpSchema, target: defs.OpSchema, later: bool = False) -> str | None:
+    """Why a node's attributes do not mean in the target what they mean in the source; ``later``, if that is older.
 
-    An attribute that came with the later one has a default that keeps the meaning.
+    An attribute that came with the later one keeps, where it is left out, what was meant before (looked at in all that
+    came from opset 11 to 29). What was meant without one that is gone there may be another now (DFT's axis).
     """
     given = set()
     for attribute in node.attribute:
         given.add(attribute.name)
-        if attribute.name not in old.attributes:
-            if not _is_default(attribute, new):
+        if attribute.name not in target.attributes:
+            if later or not _is_default(attribute, source):
                 return f"attribute {attribute.name!r} does not exist there"
-        elif _attribute_type(old, attribute.name) != attribute.type:
+        elif _attribute_type(target, attribute.name) != attribute.type:
             return f"attribute {attribute.name!r} has another type there"
-    for name, attribute in old.attributes.items():
+    for name, attribute in target.attributes.items():
         if name in given:
             continue
         if attribute.required:
             return f"attribute {name!r} is required there"
-        if later and name not in new.attributes:
+        if later and name not in source.attributes:
             continue
         default = attribute.default_value.SerializeToString()
-        newer = new.attributes[name].default_value.SerializeToString() if name in new.attributes else b""
-        if default != newer:
+        was = source.attributes[name].default_value.SerializeToString() if name in source.attributes else b""
+        if default != was:
             return f"the default of attribute {name!r} is another there"
+    for name, attribute in source.attributes.items():
+        if later and name not in given and name not in target.attributes and attribute.default_value.name:
+            return f"attribute {name!r}, which is left out, does not exist there"
     return None
 
 
-def _unfit_values(
-    names: list[str], parameters: Any, least: int, most: int, what: str, typed: Scope, old: defs.OpSchema
-) -> str | None:
-    while names and not names[-1]:
-        names.pop()
-    if not least <= len(names) <= most:
-        return f"it has {len(names)} {what}s, where the operator has {least} to {most} there"
-    allowed = {constraint.type_param_str: constraint.allowed_type_strs for constraint in old.type_constraints}
-    for place, name in enumerate(names):
-        parameter = parameters[min(place, len(parameters) - 1)]
-        known = _type_string(typed.type(name)) if name else None
-        if known is not None and known not in allowed.get(parameter.type_str, [parameter.type_str]):
-            return f"{what} {name[:60]!r} is a {known}, which it does not take there"
+def _unfit_values(node: NodeProto, target: defs.OpSchema, typed: Scope) -> str | None:
+    """Why a node's inputs or outputs are none of the target's."""
+    inputs = ("input", node.input, target.inputs, target.min_input, target.max_input)
+    outputs = ("output", node.output, target.outputs, target.min_output, target.max_output)
+    allowed = {constraint.type_param_str: constraint.allowed_type_strs for constraint in target.type_constraints}
+    for what, given, parameters, least, most in (inputs, outputs):
+        names = list(given)
+        while names and not names[-1]:
+            names.pop()
+        if not least <= len(names) <= most:
+            return f"it has {len(names)} {what}s, where the operator has {least} to {most} there"
+        for place, name in enumerate(names):
+            parameter = parameters[min(place, len(parameters) - 1)]
+            known = _type_string(typed.type(name)) if name else None
+            if known is not None and known not in allowed.get(parameter.type_str, [parameter.type_str]):
+                return f"{what} {name[:60]!r} is a {known}, which it does not take there"
     return None
 
 
@@ -319,7 +340,7 @@ def _type_string(type: TypeProto | None) -> str | None:
 
 
 def _changed(node: NodeProto, output: TypeProto | None, target: int, version: int) -> str | None:
-    since, meant_otherwise = CHANGES.get(node.op_type, (0, None))
+    since, meant_otherwise = {**EARLIER_CHANGES, **CHANGES}.get(node.op_type, (0, None))
     if meant_otherwise is None or not target < since <= version:
         return None
     referring = next((attribute.name for attribute in node.attribute if attribute.ref_attr_name), None)
@@ -334,7 +355,7 @@ def _converted(model: ModelProto, target: int, problems: list[tuple[NodeProto, s
 
     It also leaves nodes alone that the older opset has with another meaning, or for fewer types. Those are refused.
     """
-    problem = problems[0][1] if problems else f"the model cannot be expressed in opset {target}"
+    problem = problems[0][1]
     unfit = {_content(node): problem for node, problem in problems}
     held = ModelProto()
     held.CopyFrom(model)

@@ -21,6 +21,7 @@ from onnx_dqp.models.files import (
     ModelFileError,
     Progress,
     demand_other_files,
+    keep_data,
     no_progress,
     octets,
 )
@@ -110,29 +111,35 @@ def pack(
     ImportError
         No quantizer for the format is installed.
     ValueError
-        No quantizer knows the format; a quantizer's payload has another length or type; external data are not as the
-        model states; the payloads do not fit in a model; or (OpsetError) the model cannot be expressed in opset 29.
+        No initializer is selected; no quantizer knows the format; a quantizer's payload has another length or type;
+        external data are not as the model states, or in another folder than ``external_data``; the payloads do not fit
+        in a model; or (OpsetError) the model cannot be expressed in opset 29.
     """
     format, base = find_format(format), Path(base_dir)
     quantize = find_quantizer(quantizer, format)
+    if select is not None:
+        select = chooser(select)  # an iterator gives its patterns once
     if external_data is None:
-        if packed_bytes(model, format, select) + model.ByteSize() > MOST_INLINE:
+        if inline_size(model, format, select) > MOST_INLINE:
             raise ModelFileError("the model and its payloads have over 2 GiB, expected less without external data")
-        return packed(model, format, select, quantize, base, None).model
+        return pack_into(model, format, select, quantize, base, None).model
     demand_other_files(model, base, Path(external_data))
     with DataFile(Path(external_data)) as data:
-        result = packed(model, format, select, quantize, base, data).model
-        if data.settle(result):
-            data.commit()
+        result = pack_into(model, format, select, quantize, base, data).model
+        keep_data(result, base, data)
     return result
 
 
-def packed_bytes(model: ModelProto, format: PackedFormat, select: Selection) -> int:
-    """Bytes of all payloads that are made at most."""
-    return sum(math.prod(tensor.dims) // format.elements * format.bytes for _, tensor in _meant(model, select))
+def inline_size(model: ModelProto, format: PackedFormat, select: Selection) -> int:
+    """About how many bytes the packed model has, if its payloads are in it."""
+    size = int(model.ByteSize())
+    for _, tensor in _meant(model, select):
+        size += math.prod(tensor.dims) // format.elements * format.bytes
+        size -= tensor.ByteSize() if tensor.data_location != TensorProto.EXTERNAL else 0
+    return size
 
 
-def packed(
+def pack_into(
     model: ModelProto,
     format: PackedFormat,
     select: Selection,
@@ -196,8 +203,10 @@ class _Packing:
 def _replace(graph: GraphProto, tensor: TensorProto, packing: _Packing) -> int:
     """Put a payload and nodes in the place of an initializer; the payload's bytes."""
     name, dims, elements = tensor.name, list(tensor.dims), packing.format.elements
-    if any(value.name == name for value in graph.input):
-        raise _StaysError("it is an input, which callers can replace")
+    if not name or any(value.name == name for value in graph.input):
+        raise _StaysError("it is an input, which callers can replace" if name else "it has no name")
+    if min(dims, default=1) < 0:
+        raise _StaysError(f"shape {dims} has a negative dimension")
     if not math.prod(dims):
         raise _StaysError("it is empty")
     bits = _bits(tensor, packing.base)
@@ -217,18 +226,18 @@ def _replace(graph: GraphProto, tensor: TensorProto, packing: _Packing) -> int:
         nodes = [helper.make_node("Transpose", [output], [name])]
     else:
         raise _StaysError(f"shape {dims} has no rows of whole blocks of {elements} elements")
-    content = _payload(rows, OUTPUT_DTYPES[tensor.data_type], name, packing)
-    payload = TensorProto(name=packing.name(f"{name}/packed"), data_type=TensorProto.UINT8, dims=[content.size])
+    own = tensor.data_type
+    content = _payload(rows, own, name, packing)
+    tensor.Clear()
+    tensor.name, tensor.data_type = packing.name(f"{name}/packed"), TensorProto.UINT8
+    tensor.dims.append(content.size)
     if packing.data is None:
-        payload.raw_data = content.tobytes()
+        tensor.raw_data = content.tobytes()
     else:
-        packing.data.add(payload, content)
-    node = helper.make_node(OP_TYPE, [payload.name], [output], name, format=packing.format.identifier, shape=shape)
-    if tensor.data_type != TensorProto.FLOAT:
-        node.attribute.append(helper.make_attribute("output_dtype", tensor.data_type))
-    place = next(i for i, other in enumerate(graph.initializer) if other is tensor)
-    del graph.initializer[place]
-    graph.initializer.append(payload)
+        packing.data.add(tensor, content)
+    node = helper.make_node(OP_TYPE, [tensor.name], [output], name, format=packing.format.identifier, shape=shape)
+    if own != TensorProto.FLOAT:
+        node.attribute.append(helper.make_attribute("output_dtype", own))
     for new in reversed([node, *nodes]):
         graph.node.insert(0, new)
     return content.size
@@ -244,10 +253,10 @@ def _bits(tensor: TensorProto, base: Path) -> NDArray[np.unsignedinteger]:
     return content.view(f"<u{dtype.itemsize}")
 
 
-def _payload(rows: NDArray[np.unsignedinteger], dtype: np.dtype, name: str, packing: _Packing) -> NDArray[np.uint8]:
+def _payload(rows: NDArray[np.unsignedinteger], elem_type: int, name: str, packing: _Packing) -> NDArray[np.uint8]:
     """Quantize rows, some at a time; what cannot be is an error before its quantizer sees it."""
-    format, (count, per_row) = packing.format, rows.shape
-    payload = np.empty(packed_size(format.identifier, (count, per_row)), np.uint8)
+    format, dtype, (count, per_row) = packing.format, OUTPUT_DTYPES[elem_type], rows.shape
+    payload = np.empty(packed_size(format, (count, per_row)), np.uint8)
     step = max(1, _AT_ONCE // per_row)
     for start in range(0, count, step):
         some = np.ascontiguousarray(rows[start : start + step])
@@ -262,8 +271,8 @@ def _payload(rows: NDArray[np.unsignedinteger], dtype: np.dtype, name: str, pack
         if not isinstance(part, np.ndarray) or part.dtype != np.uint8 or part.shape != (size,):
             found = f"{part.dtype.name}{list(part.shape)}" if isinstance(part, np.ndarray) else type(part).__name__
             raise ModelFileError(f"{printable(name, 60)!r}: the quantizer gave {found}, expected uint8[{size}]")
-        if not np.isfinite(dequantize(part, format.identifier, weights.shape)).all():
-            raise _StaysError("its values are too large for the format's scales")
+        if not np.isfinite(dequantize(part, format, weights.shape, elem_type)).all():
+            raise _StaysError("its values, or what the format makes of them, are too large")
         place = start * (per_row // format.elements) * format.bytes
         payload[place : place + size] = part
     return payload

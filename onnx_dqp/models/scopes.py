@@ -92,6 +92,7 @@ class Scope:
         inputs: Iterable[str]
         if isinstance(self.proto, GraphProto):
             tensors = {tensor.name for tensor in self.proto.initializer}
+            tensors |= {tensor.values.name for tensor in self.proto.sparse_initializer}
             inputs = {value.name for value in self.proto.input} | tensors
         else:
             inputs = self.proto.input
