@@ -493,11 +493,6 @@ UNUSABLE = [
     ("far_outside", [described("bad", 0, [1], 2**63)], "its data end at byte 9223372036854775..., but the file has"),
     ("unaligned", [described("bad", 0, [8], 8)], "at byte 8 of all data, expected a multiple of the alignment, 32"),
     ("overlap", [described("bad", 0, [513], 0)], "overlap those of 'good'"),
-    (
-        "spanning",
-        [described("bad", 0, [1024], 0), described("bad2", 0, [8], 1024), described("bad3", 0, [8], 3072)],
-        "overlap those of",
-    ),
     ("inside", [described("bad", 0, [1024], 0), described("in", 0, [1], 1024)], "overlap those of 'in'"),
     ("twice", [described("bad", 0, [8], 0), described("bad", 0, [8], 64)], "name is used twice, and 1 more"),
     ("slash", [described("../bad", 0, [8], 0)], "name holds a path separator"),
@@ -581,6 +576,13 @@ class Refusals(Folder):
         self.assertEqual(len(kept) + len(lines[:-1]), len(descriptions))
         model = from_gguf(self.path, skip_unsupported=True)
         self.assertEqual({output.name for output in model.graph.output}, kept)
+
+    def test_one_that_spans_several(self):
+        places = {"long": (1024, 0), "a": (8, 1024), "b": (8, 2048), "c": (8, 4064), "after": (8, 4096)}
+        self.path.write_bytes(file_of([described(name, 0, [n], at) for name, (n, at) in places.items()], b"\0" * 8192))
+        problems = {tensor.name: tensor.problem for tensor in read_gguf(self.path).tensors}
+        overlap = dict.fromkeys("abc", "its data overlap those of 'long'")
+        self.assertEqual(problems, {"long": "its data overlap those of 'a'", **overlap, "after": None})
 
     def test_one_that_is_not_selected_is_no_matter(self):
         self.path.write_bytes(file_of([described("bad", 99, [32], 0), GOOD]))

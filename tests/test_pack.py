@@ -172,7 +172,7 @@ class Models(unittest.TestCase):
 
     def test_which_are_packed_by_default(self):
         arrays = {
-            "large": weights(64, 64), "small": weights(4095, 1), "vector": weights(8192), "unfit": weights(99, 99),
+            "large": weights(64, 64), "small": weights(127, 32), "vector": weights(8192), "unfit": weights(99, 99),
             "integers": np.zeros((64, 64), np.int32), "none": weights(0, 64),
         }  # fmt: skip
         made = pack(holding(**arrays), "gguf:q8_0")

@@ -72,8 +72,7 @@ def pack(
     base_dir: str | os.PathLike[str] = ".",
     external_data: str | os.PathLike[str] | None = None,
 ) -> ModelProto:
-    """Replace floating-point initializers by packed ones, of which DequantizePacked nodes make tensors of the same
-    names.
+    """Replace floating-point initializers by payloads, and by DequantizePacked nodes whose outputs have their names.
 
     A format's blocks must fill rows (rule R3). An initializer whose last dimension does not fit is packed flattened to
     [first dimension, the rest], and a Reshape restores it; or, of two dimensions, transposed, and a Transpose restores
@@ -83,7 +82,7 @@ def pack(
     Parameters
     ----------
     model
-        Of an opset up to 29; stays as it is.
+        Of opset 11 to 29; stays as it is.
     format
         A block format or its identifier.
     select
