@@ -21,6 +21,7 @@ Store = Callable[[TensorProto, GgufTensor], None]
 """Gives an initializer the bytes of a tensor, or lets it refer to them."""
 
 _IR_VERSION = 10
+"""That of ONNX 1.16, so that older tools can look into the model; nothing in it needs a later one."""
 
 
 def from_gguf(
