@@ -424,6 +424,7 @@ class BigEndian(Folder):
         message = self.convert()
         self.assertIn("bytes copied to out.onnx.data", message)
         self.assert_real(self.evaluated())
+        self.assert_real(self.in_onnx_runtime())
         self.assert_real(self.evaluated(from_gguf(self.path)))
         self.assert_real(self.evaluated(from_gguf(self.path, link=False)))
 
