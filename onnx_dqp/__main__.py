@@ -17,11 +17,11 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from onnx_dqp.console import UsageError, count, ending_cleanly, fail, one_line, printable, progress, run_command
 from onnx_dqp.dequantize import dequantize
 from onnx_dqp.errors import PackedTensorError
-from onnx_dqp.rules import OUTPUT_DTYPES, find_format, packed_size, shown
+from onnx_dqp.rules import OUTPUT_DTYPES, TYPE_NAMES, find_format, packed_size, shown
 
 PROGRAM = "onnx-dqp"
 
-TYPES = {TensorProto.DataType.Name(number).lower(): number for number in OUTPUT_DTYPES}
+TYPES = {name: number for number, name in TYPE_NAMES.items()}
 """Names of the operator's output types, as arguments."""
 
 KINDS = (".npy", ".pb")
@@ -203,9 +203,8 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 
 def _report(path: Path, before: ModelProto, after: ModelProto, what: str) -> None:
-    from onnx_dqp.listing import packed_nodes  # noqa: PLC0415
     from onnx_dqp.models.files import tensors  # noqa: PLC0415
-    from onnx_dqp.models.scopes import declared_opset, external  # noqa: PLC0415
+    from onnx_dqp.models.scopes import declared_opset, external, packed_nodes  # noqa: PLC0415
 
     left = sum(1 for _ in packed_nodes(after))
     done = sum(1 for _ in packed_nodes(before)) - left
@@ -231,10 +230,9 @@ def _inspect(parsed: argparse.Namespace) -> int:
 
 
 def _check(parsed: argparse.Namespace) -> int:
-    from onnx_dqp.listing import packed_nodes  # noqa: PLC0415
     from onnx_dqp.models.check import check  # noqa: PLC0415
     from onnx_dqp.models.files import ModelFileError, octets, read_model, tensors  # noqa: PLC0415
-    from onnx_dqp.models.scopes import external  # noqa: PLC0415
+    from onnx_dqp.models.scopes import external, packed_nodes  # noqa: PLC0415
 
     model = read_model(parsed.model)
     problems = [str(problem) for problem in check(model)]

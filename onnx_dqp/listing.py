@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto
 
 from onnx_dqp.attributes import examine
 from onnx_dqp.console import count, printable, shortened
@@ -16,8 +16,8 @@ from onnx_dqp.formats import FORMATS
 from onnx_dqp.formats.explain import layout_text
 from onnx_dqp.models.files import read_model, stored_size, tensors
 from onnx_dqp.models.gguf_file import json_ready, read_gguf
-from onnx_dqp.models.scopes import is_packed, scopes
-from onnx_dqp.rules import payload_size, show
+from onnx_dqp.models.scopes import packed_nodes
+from onnx_dqp.rules import TYPE_NAMES, payload_size, show
 
 Row = dict[str, Any]
 
@@ -78,33 +78,25 @@ def list_formats() -> None:
     print_table(rows, "format", "elements", "bytes", "bits_per_element", "layout")
 
 
-def packed_nodes(model: ModelProto) -> Iterator[Row]:
+def _packed_rows(model: ModelProto) -> Iterator[Row]:
     """What is known of each DequantizePacked node."""
-    for scope in scopes(model):
-        for node in scope.proto.node:
-            if not is_packed(node):
-                continue
-            attributes, _ = examine(node.attribute)
-            format, dims = attributes.format, attributes.dims
-            size = payload_size(format, dims) if format and dims is not None else None
-            elements = None if format is None or size is None else size // format.bytes * format.elements
-            x = node.input[0] if node.input else ""
-            yield {
-                "name": x,
-                "place": scope.where,
-                "constant": scope.constant(x) is not None,
-                "format": format.identifier if format else None,
-                "shape": None if dims is None else list(dims),
-                "type": None if attributes.output_dtype is None else type_name(attributes.output_dtype),
-                "elements": elements,
-                "bytes": size,
-                "bits_per_element": format.bits_per_element if format else None,
-            }
-
-
-def type_name(number: int) -> str:
-    """An ONNX element type as the commands spell it."""
-    return str(TensorProto.DataType.Name(number)).lower()
+    for scope, node in packed_nodes(model):
+        attributes, _ = examine(node.attribute)
+        format, dims = attributes.format, attributes.dims
+        size = payload_size(format, dims) if format and dims is not None else None
+        elements = None if format is None or size is None else size // format.bytes * format.elements
+        x = node.input[0] if node.input else ""
+        yield {
+            "name": x,
+            "place": scope.where,
+            "constant": scope.constant(x) is not None,
+            "format": format.identifier if format else None,
+            "shape": None if dims is None else list(dims),
+            "type": None if attributes.output_dtype is None else TYPE_NAMES[attributes.output_dtype],
+            "elements": elements,
+            "bytes": size,
+            "bits_per_element": format.bits_per_element if format else None,
+        }
 
 
 def _with_shares(rows: list[Row], total: int) -> list[Row]:
@@ -134,7 +126,7 @@ def _sizes(totals: dict[str, int]) -> str:
 def list_model(path: Path, as_json: bool) -> None:
     """Print a model's packed tensors, each one's share of their bytes, and their size as floating point."""
     model = read_model(path)
-    found = list(packed_nodes(model))
+    found = list(_packed_rows(model))
     totals = _totals(found, sum(map(stored_size, tensors(model))))
     rows = _with_shares(found, totals["bytes"])
     if as_json:

@@ -32,6 +32,11 @@ OUTPUT_DTYPES: Mapping[int, np.dtype[Any]] = MappingProxyType(
 
 MAX_INT64 = 2**63 - 1
 
+TYPE_NAMES: Mapping[int, str] = MappingProxyType(
+    {number: TensorProto.DataType.Name(number).lower() for number in OUTPUT_DTYPES}
+)
+"""ONNX element type -> the name that commands and functions have for it."""
+
 _BY_GGML_TYPE = {format.ggml_type: format for format in FORMATS.values()}
 
 _MOST_GGML_DIMENSIONS = 4  # GGML_MAX_DIMS

@@ -1,19 +1,30 @@
-"""GGUF files for tests, and what stands in them, read without the package gguf."""
+"""GGUF files for tests, what stands in them, read without the package gguf, and what tests do with them."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import io
 import struct
+import tempfile
+import unittest
 from dataclasses import dataclass
+from pathlib import Path
 
 import gguf
 import ml_dtypes
 import numpy as np
+import onnx
+import onnxruntime
 from _real_weights import read
+from helpers import newest_opset
 
+import onnx_dqp
 from conformance import ggml
+from conformance.compare import differing
 from conformance.expected import expected
 from onnx_dqp import FORMATS
+from onnx_dqp.__main__ import main
 from onnx_dqp.ggml import library
 
 REAL = read()
@@ -219,3 +230,104 @@ def by_ggml(path):
         found.append((name, loaded.gguf_get_tensor_type(context, number), offset))
     loaded.gguf_free(context)
     return found
+
+
+# ggml.h's enum ggml_type.
+NUMBERS = {
+    "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "q8_1": 9, "q2_k": 10, "q3_k": 11, "q4_k": 12, "q5_k": 13,
+    "q6_k": 14, "q8_k": 15, "iq2_xxs": 16, "iq2_xs": 17, "iq3_xxs": 18, "iq1_s": 19, "iq4_nl": 20, "iq3_s": 21,
+    "iq2_s": 22, "iq4_xs": 23, "iq1_m": 29, "tq1_0": 34, "tq2_0": 35, "mxfp4": 39, "nvfp4": 40, "q1_0": 41, "q2_0": 42,
+}  # fmt: skip
+
+NAMES = {identifier: f"blk.{n}.{identifier.removeprefix('gguf:')}" for n, identifier in enumerate(FORMATS)}
+
+ONE = {"w": packed("gguf:q4_0")}
+
+
+def described(name, kind, ne, offset):
+    """A tensor's description in a file."""
+    name = name.encode() if isinstance(name, str) else name
+    return struct.pack(f"<Q{len(name)}sI{len(ne)}QIQ", len(name), name, len(ne), *ne, kind, offset)
+
+
+def file_of(descriptions, data=b"\0" * 4096, keys=(), version=3, counts=None):
+    """A file's bytes, with an alignment of 32."""
+    counts = counts or (len(descriptions), len(keys))
+    head = b"GGUF" + struct.pack("<IQQ", version, *counts) + b"".join(keys) + b"".join(descriptions)
+    return head + b"\0" * (-len(head) % 32) + data
+
+
+def key(name, kind, content):
+    name = name if isinstance(name, bytes) else name.encode()
+    return struct.pack(f"<Q{len(name)}sI", len(name), name, kind) + content
+
+
+GOOD = described("good", 2, [32, 2], 2048)
+
+
+class Folder(unittest.TestCase):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.folder = Path(directory.name)
+        self.path = self.folder / "in.gguf"
+        self.onnx = self.folder / "out.onnx"
+
+    def names(self):
+        return sorted(path.name for path in self.folder.iterdir())
+
+    def command(self, *arguments):
+        """Exit status, standard output and error, in this process."""
+        output, errors = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+            try:
+                status = main([str(argument) for argument in arguments])
+            except SystemExit as error:
+                status = error.code
+        return status, output.getvalue(), errors.getvalue()
+
+    def assert_refused(self, message, *arguments):
+        """Exit status 2, one line that has the message, and nothing new in the folder."""
+        before = self.names()
+        status, output, errors = self.command(*(arguments or ("from-gguf", self.path, self.onnx)))
+        self.assertEqual((status, output), (2, ""), errors)
+        self.assertRegex(errors, rf"^onnx-dqp: [^\n]*{message}[^\n]*\n$")
+        self.assertEqual(self.names(), before)
+
+    def convert(self, *options, path=None):
+        status, output, errors = self.command("from-gguf", path or self.path, self.onnx, *options)
+        self.assertEqual((status, errors), (0, ""))
+        return output
+
+    def evaluated(self, model=None):
+        """Outputs by name, from the reference evaluator."""
+        evaluator = onnx_dqp.ReferenceEvaluator(model or onnx.load(self.onnx))
+        with np.errstate(over="ignore"):
+            return dict(zip(evaluator.output_names, evaluator.run(None, {}), strict=True))
+
+    def in_onnx_runtime(self):
+        """Outputs by name, from ONNX Runtime on the expanded model, whose data stay where they are."""
+        expanded = self.folder / "expanded.onnx"
+        status, _, errors = self.command("expand", self.onnx, expanded, "--opset", newest_opset())
+        self.assertEqual((status, errors), (0, ""))
+        session = onnxruntime.InferenceSession(expanded)
+        return dict(zip([output.name for output in session.get_outputs()], session.run(None, {}), strict=True))
+
+    def assert_real(self, outputs, dtype=np.float32):
+        """What ``real_tensors`` are, in a type."""
+        self.assertEqual(set(outputs), set(real_tensors()))
+        dtype = np.dtype(dtype)
+        for number, (identifier, name) in enumerate(NAMES.items()):
+            shape = SHAPES[number % len(SHAPES)]
+            self.assert_same(outputs[name], decoded(identifier, shape).astype(dtype), name)
+        for name, (_, array) in PLAIN.items():
+            with np.errstate(over="ignore"):
+                wanted = array.astype(dtype) if name.startswith(("f", "b")) else array
+            self.assert_same(outputs[name], wanted, name)
+
+    def assert_same(self, found, wanted, name):
+        self.assertEqual((found.dtype, found.shape), (wanted.dtype, wanted.shape), name)
+        if wanted.dtype.kind == "i":
+            self.assertTrue((found == wanted).all(), name)
+        else:
+            self.assertFalse(differing(found, wanted).any(), name)

@@ -26,13 +26,12 @@ from onnx_dqp.models.files import octets
 from onnx_dqp.models.opsets import OpsetError
 from onnx_dqp.rules import OUTPUT_DTYPES
 
-RNG = np.random.default_rng(9)
-
 IN_GGUF = {"gguf:q4_0", "gguf:q4_1", "gguf:q5_0", "gguf:q5_1", "gguf:q8_0", "gguf:tq1_0", "gguf:tq2_0", "gguf:mxfp4"}
 
 
 def weights(*shape, dtype=np.float32):
-    return RNG.standard_normal(shape, np.float32).astype(dtype)
+    """The same for the same shape, whatever test asks."""
+    return np.random.default_rng(shape).standard_normal(shape, np.float32).astype(dtype)
 
 
 def holding(opset=28, nodes=None, inputs=(), **arrays):
@@ -183,13 +182,16 @@ class Models(unittest.TestCase):
         [
             ("glob", "b*"),
             ("several", ["b?", "ba*"]),
-            ("iterator", iter(["bb", "ba"])),
             ("function", lambda name: name[0] == "b"),
         ]
     )
     def test_select(self, _, select):
         made = pack(holding(a=weights(64, 64), ba=weights(32), bb=weights(1, 32)), "gguf:q8_0", select=select)
         self.assertEqual({node.name for node in nodes_of(made)}, {"ba", "bb"})
+
+    def test_select_by_an_iterator(self):
+        made = pack(holding(a=weights(64, 64), b=weights(32)), "gguf:q8_0", select=iter(["b"]))
+        self.assertEqual([node.name for node in nodes_of(made)], ["b"])
 
     def test_nothing_selected(self):
         with self.assertRaisesRegex(ValueError, "^no floating-point initializer is selected, expected some$"):
@@ -223,10 +225,8 @@ class Models(unittest.TestCase):
         w = weights(128, 32).astype(np.float16)
         w[0, 0] = 65504
         made = pack(holding(w=w), identifier)
-        if nodes_of(made):
-            self.assertTrue(np.isfinite(evaluated(made)["w"]).all())
-        else:
-            self.assertEqual(made.graph.initializer[0].raw_data, w.tobytes())
+        self.assertEqual(made.graph.initializer[0].raw_data, w.tobytes())
+        self.assertEqual(nodes_of(made), [])
         self.assertEqual(len(nodes_of(pack(holding(w=w.astype(np.float32)), identifier))), 1)
 
     def test_a_name_in_a_branch_and_a_sparse_initializer(self):
@@ -391,12 +391,8 @@ class Opsets(unittest.TestCase):
         x, grid = weights(1, 1, 4, 4), weights(1, 3, 3, 2)
         node = helper.make_node("GridSample", ["x", "g"], ["y"], "grid", mode="bilinear")
         given = holding(18, [node], x=x, g=grid, w=weights(128, 32))
-        try:
-            made = pack(given, "gguf:q8_0")
-        except OpsetError as error:
-            self.assertRegex(str(error), "GridSample node 'grid'")
-        else:
-            self.assertEqual(helper.get_attribute_value(nodes_of(made, "GridSample")[0].attribute[0]), b"linear")
+        (made,) = nodes_of(pack(given, "gguf:q8_0"), "GridSample")
+        self.assertEqual(helper.get_attribute_value(made.attribute[0]), b"linear")
 
 
 class Files(unittest.TestCase):

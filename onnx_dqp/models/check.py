@@ -10,7 +10,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from onnx_dqp.attributes import examine
 from onnx_dqp.errors import PackedTensorError
-from onnx_dqp.models.scopes import Scope, is_packed, scopes, stated_length, with_types
+from onnx_dqp.models.scopes import Scope, is_packed, packed_nodes, scopes, stated_length, with_types
 from onnx_dqp.schema import SINCE_VERSION, check_input
 
 
@@ -69,7 +69,7 @@ def demand_valid(model: ModelProto) -> None:
 
 def _errors(model: ModelProto) -> Iterator[tuple[str, str, PackedTensorError]]:
     """Node, place and error."""
-    if not any(is_packed(node) for scope in scopes(model) for node in scope.proto.node):
+    if next(packed_nodes(model), None) is None:
         return
     for scope, typed in zip(scopes(model), scopes(with_types(model)), strict=True):
         for node in scope.proto.node:

@@ -25,8 +25,8 @@ from onnx_dqp.models.files import (
     octets,
 )
 from onnx_dqp.models.opsets import OpsetError, checked_opset, lower
-from onnx_dqp.models.scopes import Scope, is_packed, scopes
-from onnx_dqp.rules import OUTPUT_DTYPES, check_output_dtype
+from onnx_dqp.models.scopes import Scope, packed_nodes, scopes
+from onnx_dqp.rules import OUTPUT_DTYPES, TYPE_NAMES, check_output_dtype
 from onnx_dqp.schema import SINCE_VERSION
 
 
@@ -136,16 +136,14 @@ def folded_size(model: ModelProto, dtype: int | None) -> int:
 def _plan(model: ModelProto, dtype: int | None) -> tuple[list[_Folding], int]:
     """The nodes to fold, and how many others there are."""
     foldings, remaining = [], 0
-    for scope in scopes(model):
-        for node in scope.proto.node:
-            if is_packed(node):
-                attributes = read_attributes(node.attribute)
-                payload = scope.constant(node.input[0])
-                own = attributes.output_dtype
-                if payload is None or own is None or attributes.dims is None or attributes.format is None:
-                    remaining += 1
-                else:
-                    foldings.append(_Folding(scope, node, attributes, payload, own if dtype is None else dtype))
+    for scope, node in packed_nodes(model):
+        attributes = read_attributes(node.attribute)
+        payload = scope.constant(node.input[0])
+        own = attributes.output_dtype
+        if payload is None or own is None or attributes.dims is None or attributes.format is None:
+            remaining += 1
+        else:
+            foldings.append(_Folding(scope, node, attributes, payload, own if dtype is None else dtype))
     return foldings, remaining
 
 
@@ -155,7 +153,7 @@ def _replace(folding: _Folding, base: Path, data: DataFile | None, taken: set[st
     y = node.output[0]
     values = folding.decoded(base)
     own = folding.attributes.output_dtype
-    name = y if folding.dtype == own else f"{y}_as_{TensorProto.DataType.Name(folding.dtype).lower()}"
+    name = y if folding.dtype == own else f"{y}_as_{TYPE_NAMES[folding.dtype]}"
     while name != y and name in taken:
         name += "_"
     taken.add(name)

@@ -131,7 +131,7 @@ def linked(initializer: TensorProto, tensor: GgufTensor) -> None:
 
 def inline(initializer: TensorProto, tensor: GgufTensor) -> None:
     """Put the bytes in the model."""
-    initializer.raw_data = b"".join(part.tobytes() for part in tensor.parts())
+    initializer.raw_data = b"".join(part.data for part in tensor.parts())
 
 
 def copying(data: DataFile, tensors: Iterable[GgufTensor], progress: Progress = no_progress) -> Store:

@@ -57,15 +57,19 @@ def checked_opset(value: int | None) -> int:
     return number
 
 
-def _given(name: str, *values: Any) -> Callable[[Mapping[str, Any], TypeProto | None], bool]:
-    return lambda attributes, _: attributes.get(name) in values
+_Meaning = Callable[[Mapping[str, Any], TypeProto | None, int], bool]
+"""Of a node's attributes, its output's type and its number of inputs: whether it means something else."""
 
 
-def _present(name: str) -> Callable[[Mapping[str, Any], TypeProto | None], bool]:
-    return lambda attributes, _: bool(attributes.get(name))
+def _given(name: str, *values: Any) -> _Meaning:
+    return lambda attributes, *_: attributes.get(name) in values
 
 
-def _not_integers(attributes: Mapping[str, Any], output: TypeProto | None) -> bool:
+def _present(name: str) -> _Meaning:
+    return lambda attributes, *_: bool(attributes.get(name))
+
+
+def _not_integers(attributes: Mapping[str, Any], output: TypeProto | None, _: int) -> bool:
     integers = {TensorProto.DataType.Value(f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)}
     return not attributes.get("fmod") and (output is None or output.tensor_type.elem_type not in integers)
 
@@ -75,7 +79,7 @@ _FLOAT8_UNSIGNED_ZERO = (TensorProto.FLOAT8E4M3FNUZ, TensorProto.FLOAT8E5M2FNUZ)
 _GRID_SAMPLE_MODES = (b"linear", b"cubic", b"bilinear", b"bicubic")
 """The first two are what the others were called before."""
 
-CHANGES: Mapping[str, tuple[int, Callable[[Mapping[str, Any], TypeProto | None], bool]]] = {
+CHANGES: Mapping[str, tuple[int, _Meaning]] = {
     "AveragePool": (22, _present("ceil_mode")),  # windows that start in the padding at the end are ignored
     "MaxPool": (22, _present("ceil_mode")),
     "Pad": (19, _given("mode", b"wrap")),
@@ -83,7 +87,7 @@ CHANGES: Mapping[str, tuple[int, Callable[[Mapping[str, Any], TypeProto | None],
     "GridSample": (20, _given("mode", *_GRID_SAMPLE_MODES)),
     "GroupNormalization": (21, lambda *_: True),  # a scale for each group became one for each channel
     "Cast": (24, _given("to", *_FLOAT8_UNSIGNED_ZERO)),  # infinities became the largest number
-    "CastLike": (24, lambda _, output: output is None or output.tensor_type.elem_type in _FLOAT8_UNSIGNED_ZERO),
+    "CastLike": (24, lambda _, output, __: output is None or output.tensor_type.elem_type in _FLOAT8_UNSIGNED_ZERO),
     "Attention": (24, _present("is_causal")),  # another alignment of the mask
     "Mod": (28, _not_integers),  # fmod = 0 was for integers only
 }
@@ -94,12 +98,14 @@ schemas' documents.
 """
 
 
-_FROM_AXIS_ON = (13, lambda attributes, _: attributes.get("axis") != -1)  # dimensions from the axis on were one
+_FROM_AXIS_ON = (13, lambda attributes, *_: attributes.get("axis") != -1)
+"""Before, all dimensions from the axis on were taken as one."""
 
-EARLIER_CHANGES: Mapping[str, tuple[int, Callable[[Mapping[str, Any], TypeProto | None], bool]]] = {
+EARLIER_CHANGES: Mapping[str, tuple[int, _Meaning]] = {
     "Hardmax": _FROM_AXIS_ON,
     "LogSoftmax": _FROM_AXIS_ON,
     "Softmax": _FROM_AXIS_ON,
+    "Split": (18, lambda attributes, _, inputs: inputs < 2 and "num_outputs" not in attributes),  # one is required
 }
 """The same from opset 11 to 18, which matters where a model is brought to a newer opset."""
 
@@ -197,8 +203,6 @@ def _unfit_above(node: NodeProto, typed: Scope, version: int, target: int) -> st
         problem = _unfit_attributes(node, old, new, later=True) or _unfit_values(node, new, typed)
         if problem:
             return problem
-    if node.op_type == "Split" and version < 18 <= target and not any(node.input[1:]):  # num_outputs came with 18
-        return "an input 'split' or an attribute 'num_outputs' is required there"
     return _changed(node, typed.type(next(iter(node.output), "")), version, target)
 
 
@@ -347,7 +351,8 @@ def _changed(node: NodeProto, output: TypeProto | None, target: int, version: in
     if referring is not None:
         return f"its meaning may have changed in opset {since}: attribute {referring!r} is given by reference"
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-    return f"its meaning changed in opset {since}" if meant_otherwise(attributes, output) else None
+    inputs = sum(map(bool, node.input))
+    return f"its meaning changed in opset {since}" if meant_otherwise(attributes, output, inputs) else None
 
 
 def _converted(model: ModelProto, target: int, problems: list[tuple[NodeProto, str]]) -> ModelProto:

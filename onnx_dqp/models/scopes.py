@@ -128,6 +128,14 @@ def is_packed(node: NodeProto) -> bool:
     return node.op_type == OP_TYPE and node.domain in MAIN_DOMAINS
 
 
+def packed_nodes(model: ModelProto) -> Iterator[tuple[Scope, NodeProto]]:
+    """Every DequantizePacked node of a model, and where it stands."""
+    for scope in scopes(model):
+        for node in scope.proto.node:
+            if is_packed(node):
+                yield scope, node
+
+
 def declared_opset(model: ModelProto | FunctionProto) -> int:
     """The version of the main domain that a model or function imports, 0 where it imports none."""
     return max((imported.version for imported in model.opset_import if imported.domain in MAIN_DOMAINS), default=0)
